@@ -1,0 +1,244 @@
+"""The command line: thin commands over the module."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from kd3a import data, records
+from kd3a.errors import UserError, choose, listing
+from kd3a.methods import METHODS
+from kd3a.runs import Run, execute, forget, make_run
+from kd3a.settings import Hardware, Training
+from kd3a.study import Results, load_study, shipped, table
+
+SCALES = ("quick", "cpu", "paper")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point of ``kd3a``. A user's mistake prints one sentence and gives exit code 2."""
+    arguments = parser().parse_args(argv)
+    try:
+        return arguments.command(arguments) or 0
+    except UserError as error:
+        print(f"kd3a: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        return 0
+    except KeyboardInterrupt:
+        print("kd3a: stopped; the same command goes on from the last round.", file=sys.stderr)
+        return 130
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(
+        prog="kd3a",
+        description="KD3A: decentralised domain adaptation by knowledge distillation. Re-run any study of the book.",
+        epilog="Example: kd3a run --dataset digits --target mnist_m --method kd3a --seed 0 --scale quick",
+    )
+    commands = top.add_subparsers(required=True, metavar="COMMAND")
+
+    run = _command(commands, "run", do_run, "train one method on one target and print its record")
+    run.add_argument("--dataset", default="digits", help="dataset (default: digits); see 'kd3a datasets'")
+    run.add_argument("--target", required=True, help="domain to adapt to; all other domains are sources")
+    run.add_argument("--method", default="kd3a", help="method (default: kd3a); see 'kd3a methods'")
+    run.add_argument("--seed", type=int, default=0, help="seed of everything random (default: 0)")
+    run.add_argument("--scale", default="quick", help="settings of params/<dataset>/<scale>.yaml (default: quick)")
+    run.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="change one setting; may be given repeatedly"
+    )
+    run.add_argument("--json", action="store_true", help="print exactly one JSON record on stdout and nothing else")
+    run.add_argument("--out", type=Path, help="append the record to this .jsonl file (not trained again if there)")
+    _hardware(run)
+
+    study = _command(commands, "study", do_study, "train what is missing of a params file and print its table")
+    study.add_argument("params", type=Path, help="for example params/digits/quick.yaml")
+    study.add_argument(
+        "--only", action="append", default=[], metavar="KEY=VALUE", help="only method=…, target=…, seed=… or row=…"
+    )
+    study.add_argument("--results", type=Path, help="folder of the records (default: results/)")
+    study.add_argument("--no-train", action="store_true", help="only print the table of what is recorded")
+    _hardware(study)
+
+    _command(commands, "methods", do_methods, "list the methods, what each needs and its settings")
+    _command(commands, "datasets", do_datasets, "list the datasets, their domains and what is available")
+
+    tool = _command(commands, "data", do_data, "build, check or show a dataset")
+    tool.add_argument("action", choices=("build", "check", "show"))
+    tool.add_argument("name", nargs="?", default="digits", help="dataset (default: digits)")
+    tool.add_argument("--data", type=Path, help="folder of downloaded data")
+    tool.add_argument("--out", type=Path, default=Path("contact-sheet.png"), help="picture that 'show' writes")
+
+    verify = _command(commands, "verify", do_verify, "train recorded runs again and compare")
+    verify.add_argument("files", nargs="*", type=Path, help="record files (default: results/*.jsonl)")
+    verify.add_argument("--sample", type=int, default=1, metavar="N", help="how many runs, drawn at random (default 1)")
+    verify.add_argument("--seed", type=int, default=0, help="seed of the draw")
+    verify.add_argument(
+        "--tolerance", type=float, default=0.02, help="largest difference in accuracy on another machine (default 0.02)"
+    )
+    _hardware(verify)
+    return top
+
+
+def _command(commands, name: str, function, text: str) -> argparse.ArgumentParser:
+    command = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+    command.set_defaults(command=function)
+    return command
+
+
+def _hardware(command: argparse.ArgumentParser) -> None:
+    group = command.add_argument_group("where it computes")
+    group.add_argument("--device", default="auto", help="auto, cpu, cuda or mps (default: auto)")
+    group.add_argument("--precision", default="auto", help="auto, float32 or bfloat16 (default: auto)")
+    group.add_argument("--compile", action="store_true", help="compile the networks with torch.compile")
+    group.add_argument("--threads", type=int, default=1, help="CPU threads (default: 1)")
+    group.add_argument("--data", type=Path, help="folder of downloaded data (default: KD3A_DATA)")
+    group.add_argument("--quiet", action="store_true", help="no progress bar")
+
+
+def hardware_of(arguments: argparse.Namespace) -> Hardware:
+    names = ("device", "precision", "compile", "threads")
+    return Hardware.read({name: getattr(arguments, name) for name in names})
+
+
+def pairs(texts: list[str], option: str) -> list[tuple[str, str]]:
+    for text in texts:
+        if "=" not in text:
+            raise UserError(f"{option} {text}: expected KEY=VALUE.")
+    return [tuple(text.split("=", 1)) for text in texts]
+
+
+def run_of(arguments: argparse.Namespace) -> Run:
+    """The run that the options describe: the scale's settings, then the method's own, then ``--set``."""
+    dataset = choose("dataset", arguments.dataset, data.DATASETS)
+    choose(f"target of {arguments.dataset}", arguments.target, dataset.DOMAINS)
+    method = choose("method", arguments.method, METHODS)
+    study = shipped(arguments.dataset, choose("scale", arguments.scale, SCALES))
+    training = study.training.model_dump()
+    config = next((entry.config for entry in study.methods if entry.method == arguments.method), {}).copy()
+    for key, text in pairs(arguments.set, "--set"):
+        value: Any = yaml.safe_load(text)
+        if key in Training.model_fields:
+            training[key] = value
+        elif key in method.Config.model_fields:
+            config[key] = value
+        else:
+            known = listing([*Training.model_fields, *method.Config.model_fields])
+            raise UserError(f"Unknown setting {key!r} of method {arguments.method}: choose one of {known}.")
+    checked = Training.read(training, "--set")
+    return make_run(arguments.dataset, arguments.target, arguments.method, arguments.seed, checked, config)
+
+
+def do_run(arguments: argparse.Namespace) -> None:
+    run, hardware = run_of(arguments), hardware_of(arguments)
+    task = data.load(run.dataset, run.target, arguments.data)
+    key = run.key(task.sha256)
+    known = {r["key"]: r for r in records.read(arguments.out)} if arguments.out else {}
+    record = known.get(key)
+    if record is None:
+        quiet = arguments.quiet or arguments.json
+        record = execute(run, task, hardware, run.dataset, arguments.scale, quiet)
+        if arguments.out:
+            records.append(arguments.out, record)
+        forget(key)
+    if arguments.json:
+        print(json.dumps(record))
+        return
+    for entry in record["epochs"]:
+        weights = "  ".join(f"{name} {weight:.2f}" for name, weight in entry["weights"].items())
+        print(
+            f"epoch {entry['epoch']:3d}  accuracy {entry['target_accuracy']:.3f}  loss {entry['loss']:.3f}  {weights}"
+        )
+    sent = sum(entry["bytes_up"] + entry["bytes_down"] for entry in record["epochs"]) / 1e6
+    print(
+        f"{run.method} → {run.target}: accuracy {record['target_accuracy']:.3f} at the last epoch, "
+        f"{sent:.1f} MB exchanged, {record['seconds']:.0f} s (record {key})"
+    )
+
+
+def do_study(arguments: argparse.Namespace) -> None:
+    study = load_study(arguments.params)
+    only: dict[str, set[str]] = {}
+    for key, value in pairs(arguments.only, "--only"):
+        only.setdefault(key, set()).add(value)
+    results = Results(study, arguments.results, only)
+    if not arguments.no_train:
+        busy = results.train(
+            hardware_of(arguments), arguments.data, arguments.quiet, lambda line: print(line, flush=True)
+        )
+        if busy:
+            print(f"{busy} runs are being trained by other processes.")
+    rows = list(dict.fromkeys(title for title, _ in results.grid))
+    targets = [t for t in study.domains() if any(run.target == t for _, run in results.grid)]
+    print(f"\nTarget accuracy in %, mean ± sample standard deviation (number of seeds); {study.study}, {study.scale}\n")
+    print(table(results.frame(), rows, targets).to_string())
+
+
+def do_methods(arguments: argparse.Namespace) -> None:
+    for name, method in METHODS.items():
+        source = "needs source data in one place" if method.needs_source_data else "source data stay at home"
+        labels = "; reads target labels" if method.uses_target_labels else ""
+        print(f"{name:14} {method.summary}\n{'':14} {source}{labels}")
+        for key, field in method.Config.model_fields.items():
+            print(f"{'':16} {key} = {field.default}: {' '.join((field.description or '').split())}")
+
+
+def do_datasets(arguments: argparse.Namespace) -> None:
+    for name, dataset in data.DATASETS.items():
+        print(f"{name:14} {len(dataset.CLASSES)} classes, domains {listing(dataset.DOMAINS)}")
+        print(f"{'':14} {dataset.available(None)}")
+
+
+def do_data(arguments: argparse.Namespace) -> int:
+    dataset = choose("dataset", arguments.name, data.DATASETS)
+    domains, sha256 = dataset.load(arguments.data)
+    if arguments.action == "show":
+        from kd3a import plots
+
+        plots.contact_sheet(domains, dataset.CLASSES).savefig(arguments.out)
+        print(f"Wrote {arguments.out}.")
+        return 0
+    for domain in domains.values():
+        print(
+            f"{domain.name:12} train {len(domain.train):6,}  test {len(domain.test):6,}  {tuple(domain.train.x.shape[1:])}"
+        )
+    pinned = getattr(dataset, "SHA256", sha256)
+    print(f"sha256 {sha256}" + ("" if sha256 == pinned else f" differs from the pinned {pinned}"))
+    return 0 if arguments.action == "build" or sha256 == pinned else 1
+
+
+def do_verify(arguments: argparse.Namespace) -> int:
+    files = arguments.files or sorted((records.ROOT / "results").glob("*.jsonl"))
+    known = [record for file in files for record in records.read(file)]
+    if not known:
+        raise UserError("There is no record to verify; run a study first, or name a .jsonl file.")
+    hardware, worst = hardware_of(arguments), 0
+    for record in random.Random(arguments.seed).sample(known, min(arguments.sample, len(known))):
+        worst = max(worst, verify_one(record, hardware, arguments))
+    return worst
+
+
+def verify_one(record: records.Record, hardware: Hardware, arguments: argparse.Namespace) -> int:
+    """Train one recorded run again; 0 if it agrees, 1 if not."""
+    config = record["config"]
+    training = Training.read({k: v for k, v in config.items() if k in Training.model_fields})
+    own = {k: v for k, v in config.items() if k not in Training.model_fields}
+    run = make_run(record["dataset"], record["target"], record["method"], record["seed"], training, own)
+    task = data.load(run.dataset, run.target, arguments.data)
+    again = execute(run, task, hardware, record["study"], record["scale"], arguments.quiet)
+    forget(again["key"])
+    gap = abs(again["target_accuracy"] - record["target_accuracy"])
+    same = [e["target_accuracy"] for e in again["epochs"]] == [e["target_accuracy"] for e in record["epochs"]]
+    verdict = "identical in every epoch" if same else f"differs by {gap:.4f} at the end"
+    print(f"{record['key']} {run.method} → {run.target} seed {run.seed}: {verdict}", flush=True)
+    return int(not same and gap > arguments.tolerance)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

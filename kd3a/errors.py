@@ -1,0 +1,20 @@
+"""One kind of error for everything a user can mend, and the sentence it is told in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class UserError(Exception):
+    """What is wrong, where, and what to do, in one sentence. The command line prints it and exits with code 2."""
+
+
+def choose(what: str, name: str, allowed):
+    """``allowed[name]`` (or ``name`` itself when ``allowed`` is not a mapping), or an error that lists the choices."""
+    if name not in allowed:
+        raise UserError(f"Unknown {what} {name!r}: choose one of {listing(allowed)}.")
+    return allowed[name] if hasattr(allowed, "keys") else name
+
+
+def listing(names: Iterable[str]) -> str:
+    return ", ".join(map(str, names))

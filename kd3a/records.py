@@ -1,0 +1,115 @@
+"""Run records: one JSON line per finished run, with what determines it and where it came from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock
+
+from kd3a.errors import UserError
+
+Record = dict[str, Any]
+
+#: Raise it when a change of the code alters results: old records then no longer stand for a run of today's code.
+PROTOCOL = 1
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def key_of(determinants: dict[str, Any]) -> str:
+    """Hash of everything that determines a result."""
+    text = json.dumps({"protocol": PROTOCOL, **determinants}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def results_file(study: str, scale: str) -> Path:
+    return ROOT / "results" / f"{study}-{scale}.jsonl"
+
+
+def read(path: Path) -> list[Record]:
+    """All records of a file, the first of each key. A last line that was cut off is left out."""
+    if not path.exists():
+        return []
+    records: dict[str, Record] = {}
+    lines = path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except ValueError:
+            if number == len(lines):  # no newline after it: the writer was cut off
+                continue
+            raise UserError(
+                f"{path}, line {number} is not a JSON record; restore the file or delete the line."
+            ) from None
+        records.setdefault(record["key"], record)
+    return list(records.values())
+
+
+def append(path: Path, record: Record) -> None:
+    """Add one record: a single write under a lock, after a cut line has been removed. A key is written once."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(path.with_suffix(".lock")):
+        if any(known["key"] == record["key"] for known in read(path)):
+            return
+        with open(path, "ab+") as file:
+            file.seek(0)
+            whole = file.read().rfind(b"\n") + 1
+            file.truncate(whole)
+            file.write(json.dumps(record, separators=(",", ":")).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def provenance(device: torch.device, threads: int) -> dict[str, Any]:
+    """Commit, versions, hardware, time and command of the run that is starting."""
+    return {
+        "commit": _git("rev-parse", "HEAD"),
+        "dirty": bool(_git("status", "--porcelain", "--", "kd3a", "params")),
+        "versions": {"python": platform.python_version()} | {p: _version(p) for p in ("torch", "numpy", "kd3a")},
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "cpu": _cpu(),
+        "threads": threads,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": _command(),
+    }
+
+
+def _git(*words: str) -> str:
+    try:
+        done = subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _cpu() -> str:
+    if Path("/proc/cpuinfo").exists():
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def _command() -> str:
+    program = Path(sys.argv[0])
+    if program.name == "ipykernel_launcher.py":
+        return "notebook"
+    return " ".join([program.name, *sys.argv[1:]])

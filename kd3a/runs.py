@@ -1,0 +1,226 @@
+"""One run: from what it is told to its record, surviving a kill at any moment."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+import torch
+from filelock import FileLock, Timeout
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from kd3a import records
+from kd3a.channel import Channel
+from kd3a.domains import Task
+from kd3a.errors import UserError, choose
+from kd3a.methods import METHODS
+from kd3a.methods.base import Method
+from kd3a.progress import Progress
+from kd3a.settings import Hardware, Settings, Training
+from kd3a.trainer import Stage, Trainer
+
+CHECKPOINT_SECONDS = 1.0  # with many rounds an epoch, not every one of them is written
+
+
+@dataclass(frozen=True)
+class Run:
+    """What determines a result, apart from the data's hash."""
+
+    dataset: str
+    target: str
+    method: str
+    seed: int
+    training: Training
+    config: Settings
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Training and method settings in one flat dict, as the record shows them."""
+        return self.training.model_dump() | self.config.model_dump()
+
+    def key(self, data_sha256: str) -> str:
+        """The run's name: a hash of what it was told. Settings at their defaults are left out, so that a switch added
+        later does not rename the runs before it."""
+        told = self.training.model_dump(exclude_defaults=True) | self.config.model_dump(exclude_defaults=True)
+        return records.key_of(
+            {
+                "dataset": self.dataset,
+                "data_sha256": data_sha256,
+                "method": self.method,
+                "target": self.target,
+                "seed": self.seed,
+                "config": told,
+            }
+        )
+
+
+def make_run(dataset: str, target: str, method: str, seed: int, training: Training, values: dict[str, Any]) -> Run:
+    """A checked run; ``values`` are the method's own settings."""
+    cls = choose("method", method, METHODS)
+    return Run(dataset, target, method, seed, training, cls.Config.read(values, f"method {method}"))
+
+
+def checkpoint_folder() -> Path:
+    folder = Path(os.environ.get("KD3A_CACHE") or platformdirs.user_cache_dir("kd3a")) / "runs"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def start(run: Run, task: Task, hardware: Hardware) -> Method:
+    """Build the run's method, ready for its first stage."""
+    trainer = Trainer(run.training, hardware, run.seed)
+    task = task.to(trainer.device)
+    return METHODS[run.method](task, run.config, trainer, Channel(task.target.name))
+
+
+def execute(
+    run: Run,
+    task: Task,
+    hardware: Hardware,
+    study: str = "",
+    scale: str = "",
+    quiet: bool = False,
+    on_stage: Callable[[Method, Stage], None] | None = None,
+) -> records.Record:
+    """Train the run and return its record; goes on from the run's checkpoint if there is one."""
+    key = run.key(task.sha256)
+    checkpoint = checkpoint_folder() / f"{key}.safetensors"
+    torch.set_num_threads(hardware.threads)
+    try:
+        lock = FileLock(checkpoint.with_suffix(".lock")).acquire(timeout=0)
+    except Timeout:
+        raise UserError(f"Run {key} is being trained by another process on this machine.") from None
+    with lock, torch.random.fork_rng(_gpus()):
+        method = start(run, task, hardware)
+        device = method.trainer.device
+        journal = Journal(records.provenance(device, hardware.threads))
+        if state := load_checkpoint(checkpoint):
+            tensors, journal = state
+            method.load(tensors)
+            method.channel.load(journal.ledger)
+        stages = method.stages()
+        with Progress(f"{run.method} → {run.target} (seed {run.seed})", len(stages), journal.rounds, quiet) as bar:
+            written = time.monotonic()
+            for stage in stages[journal.rounds :]:
+                began = time.monotonic()
+                method.channel.round = stage.round
+                logs = method.run(stage)
+                journal.note(method, stage, logs)
+                journal.seconds += time.monotonic() - began
+                journal.rounds = stage.round + 1
+                if stage.closes_epoch or time.monotonic() - written > CHECKPOINT_SECONDS:
+                    save_checkpoint(checkpoint, method, journal)
+                    written = time.monotonic()
+                bar.advance(journal.epochs[-1] if journal.epochs else {})
+                if on_stage:
+                    on_stage(method, stage)
+    return {
+        "key": key,
+        "study": study,
+        "scale": scale,
+        "dataset": run.dataset,
+        "data_sha256": task.sha256,
+        "method": run.method,
+        "target": run.target,
+        "seed": run.seed,
+        "config": run.settings,
+        "epochs": journal.epochs,
+        "target_accuracy": journal.epochs[-1]["target_accuracy"],
+        "seconds": round(journal.seconds, 2),
+        "peak_mb": round(peak_bytes(device) / 2**20, 1),
+        "provenance": journal.provenance,
+    }
+
+
+def forget(key: str) -> None:
+    """Remove the checkpoint of a run whose record is safe."""
+    for suffix in (".safetensors", ".lock"):
+        (checkpoint_folder() / f"{key}{suffix}").unlink(missing_ok=True)
+
+
+class Journal:
+    """What a run has to tell so far: rounds done, epoch entries, seconds, and the ledger when it was resumed."""
+
+    def __init__(self, provenance: dict[str, Any]):
+        self.provenance = provenance
+        self.rounds = 0
+        self.seconds = 0.0
+        self.epochs: list[dict[str, Any]] = []
+        self.ledger: list[list] = []
+        self.pending: list[Tensor] = []  # losses since the last entry, still on the device
+        self.since = 0  # first round that no entry speaks of
+
+    def note(self, method: Method, stage: Stage, logs: dict[str, Any]) -> None:
+        """Keep a stage's loss; at the end of an epoch, score the target and write the entry."""
+        self.pending.append(logs["loss"])
+        if not stage.closes_epoch:
+            return
+        rounds = range(self.since, stage.round + 1)
+        entry = {
+            "epoch": stage.epochs_done,
+            "target_accuracy": accuracy(method),
+            "loss": torch.stack(self.pending).mean().item(),
+            "gate": logs.get("gate"),
+            "weights": dict(zip(method.weighted, logs["weights"].tolist(), strict=True)) if "weights" in logs else {},
+            "bytes_up": method.channel.bytes("up", rounds=rounds),
+            "bytes_down": method.channel.bytes("down", rounds=rounds),
+        }
+        self.epochs.append(entry)
+        self.pending, self.since = [], stage.round + 1
+
+    def state(self) -> dict[str, Any]:
+        names = ("provenance", "rounds", "seconds", "epochs", "ledger", "since")
+        return {name: getattr(self, name) for name in names} | {"pending": [p.item() for p in self.pending]}
+
+    @classmethod
+    def restore(cls, state: dict[str, Any]) -> Journal:
+        journal = cls(state["provenance"])
+        journal.__dict__.update(state, pending=[torch.tensor(p) for p in state["pending"]])
+        return journal
+
+
+def accuracy(method: Method) -> float:
+    """Share of the target's test samples that are classified correctly."""
+    test = method.task.target.test
+    return (method.predict(test).argmax(-1) == test.y).double().mean().item()
+
+
+def save_checkpoint(path: Path, method: Method, journal: Journal) -> None:
+    """Everything a resumed run needs in one safetensors file, put in place at once."""
+    journal.ledger = method.channel.state()
+    tensors = {name: t.detach().cpu().contiguous() for name, t in method.state().items()}
+    draft = path.with_suffix(".draft")
+    save_file(tensors, draft, metadata={"journal": json.dumps(journal.state())})
+    os.replace(draft, path)
+
+
+def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], Journal] | None:
+    """Tensors and journal of an unfinished run, or nothing if there is none that can be read."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            journal = Journal.restore(json.loads(file.metadata()["journal"]))
+            return {name: file.get_tensor(name) for name in file.keys()}, journal  # noqa: SIM118 (not a dict)
+    except (FileNotFoundError, SafetensorError):
+        return None
+
+
+def peak_bytes(device: torch.device) -> int:
+    """Largest memory so far: of the GPU where there is one, of the process elsewhere."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _gpus() -> list[int]:
+    return list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []

@@ -1,0 +1,203 @@
+"""Studies: a params file becomes a grid of runs, the missing ones are trained, the records become a table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import pandas as pd
+import yaml
+from pydantic import Field
+
+from kd3a import data, records
+from kd3a.domains import Task
+from kd3a.errors import UserError, choose
+from kd3a.records import Record
+from kd3a.runs import Run, execute, forget, make_run
+from kd3a.settings import Hardware, Settings, Training
+
+
+class MethodEntry(Settings):
+    """One row of the study's table."""
+
+    method: str
+    """Name of the method."""
+    label: str = ""
+    """How the table calls it; the method's name by default."""
+    config: dict[str, Any] = Field(default_factory=dict, alias="set")
+    """The method's own settings, where they differ from its defaults."""
+
+    @property
+    def title(self) -> str:
+        return self.label or self.method
+
+
+class Study(Settings):
+    """A params file: one dataset, one protocol, a grid of methods, targets and seeds."""
+
+    study: str
+    """Name of the study."""
+    scale: Literal["quick", "cpu", "paper"]
+    """quick: seconds a run; cpu: what the book publishes; paper: the paper's own settings, for a GPU."""
+    dataset: str
+    """Name of the dataset."""
+    targets: list[str] = Field(default_factory=list)
+    """Domains that are the target in turn; all of them by default."""
+    seeds: list[int] = Field(min_length=1)
+    """One run per seed."""
+    training: Training
+    """Budget and optimiser, the same for every method."""
+    methods: list[MethodEntry] = Field(min_length=1)
+    """The rows of the table."""
+
+    def domains(self) -> list[str]:
+        return self.targets or list(choose("dataset", self.dataset, data.DATASETS).DOMAINS)
+
+    def runs(self, only: dict[str, set[str]] | None = None) -> list[tuple[str, Run]]:
+        """The grid as (row title, run), seeds outermost, so that an early stop leaves whole tables."""
+        only = only or {}
+        grid = [
+            (entry.title, make_run(self.dataset, target, entry.method, seed, self.training, entry.config))
+            for seed in self.seeds
+            for entry in self.methods
+            for target in self.domains()
+        ]
+        for name, values in only.items():
+            choose("key of --only", name, {"method": 0, "target": 0, "seed": 0, "row": 0})
+            grid = [pair for pair in grid if _facts(*pair)[name] in values]
+        if not grid:
+            raise UserError(f"No run of study {self.study} matches {only}; see the params file for what it holds.")
+        return grid
+
+
+def _facts(title: str, run: Run) -> dict[str, str]:
+    return {"method": run.method, "target": run.target, "seed": str(run.seed), "row": title}
+
+
+def load_study(path: Path) -> Study:
+    """Read and check a params file, its methods' settings included, before anything else is loaded."""
+    try:
+        values = yaml.safe_load(Path(path).read_text())
+    except FileNotFoundError:
+        raise UserError(
+            f"There is no params file {path}; the shipped ones lie in params/<study>/<scale>.yaml."
+        ) from None
+    except yaml.YAMLError as error:
+        raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from None
+    study = Study.read(values, str(path))
+    dataset = choose(f"dataset in {path}:", study.dataset, data.DATASETS)
+    for target in study.targets:
+        choose(f"target in {path}:", target, dataset.DOMAINS)
+    study.runs()
+    return study
+
+
+def shipped(study: str, scale: str) -> Study:
+    """The study that ``params/<study>/<scale>.yaml`` describes."""
+    return load_study(records.ROOT / "params" / study / f"{scale}.yaml")
+
+
+class Results:
+    """The records of a study: which runs are there, which are missing, and the table they make."""
+
+    def __init__(self, study: Study, folder: Path | None = None, only: dict[str, set[str]] | None = None):
+        self.study = study
+        self.path = records.results_file(study.study, study.scale) if folder is None else None
+        if folder is not None:
+            self.path = Path(folder) / f"{study.study}-{study.scale}.jsonl"
+        self.grid = study.runs(only)
+        self.tasks: dict[str, Task] = {}
+
+    def task(self, target: str, folder: Path | None = None) -> Task:
+        if target not in self.tasks:
+            self.tasks[target] = data.load(self.study.dataset, target, folder)
+        return self.tasks[target]
+
+    def found(self) -> dict[str, Record]:
+        return {record["key"]: record for record in records.read(self.path)}
+
+    def train(
+        self,
+        hardware: Hardware,
+        folder: Path | None = None,
+        quiet: bool = False,
+        say: Callable[[str], None] = lambda line: None,
+    ) -> int:
+        """Train what is missing, append each record as it arrives; returns how many runs were left to others."""
+        busy = 0
+        for number, (title, run) in enumerate(self.grid, 1):
+            task = self.task(run.target, folder)
+            key = run.key(task.sha256)
+            if key in self.found():
+                forget(key)
+                continue
+            try:
+                record = execute(run, task, hardware, self.study.study, self.study.scale, quiet)
+            except UserError as error:
+                if "another process" not in str(error):
+                    raise
+                busy += 1
+                continue
+            records.append(self.path, record)
+            forget(key)
+            say(
+                f"[{number}/{len(self.grid)}] {title:24} {run.target:12} seed {run.seed}  "
+                f"accuracy {record['target_accuracy']:.3f}  {record['seconds']:.0f} s"
+            )
+        return busy
+
+    def frame(self) -> pd.DataFrame:
+        """One line per finished run of the grid: row, method, target, seed, accuracy, megabytes, seconds."""
+        found = self.found()
+        rows = []
+        for title, run in self.grid:
+            record = found.get(run.key(self.task(run.target).sha256))
+            if record is not None:
+                sent = sum(e["bytes_up"] + e["bytes_down"] for e in record["epochs"])
+                rows.append(
+                    {
+                        "row": title,
+                        **_facts(title, run),
+                        "accuracy": record["target_accuracy"],
+                        "megabytes": sent / 1e6,
+                        "seconds": record["seconds"],
+                        "key": record["key"],
+                    }
+                )
+        return pd.DataFrame(
+            rows, columns=["row", "method", "target", "seed", "accuracy", "megabytes", "seconds", "key"]
+        )
+
+
+def summary(frame: pd.DataFrame, rows: list[str], targets: list[str]) -> pd.DataFrame:
+    """Mean, sample standard deviation (over seeds) and n, per row and target and for the mean over targets.
+
+    The mean over targets is taken per seed, from seeds that have every target.
+    """
+    out = []
+    for row in rows:
+        mine = frame[frame["row"] == row]
+        for target in targets:
+            out.append({"row": row, "target": target, **_spread(mine[mine["target"] == target]["accuracy"])})
+        wide = mine.pivot_table(index="seed", columns="target", values="accuracy").reindex(columns=targets).dropna()
+        out.append({"row": row, "target": "mean", **_spread(wide.mean(axis=1))})
+    return pd.DataFrame(out)
+
+
+def _spread(values: pd.Series) -> dict[str, float]:
+    return {"mean": values.mean(), "std": values.std(ddof=1) if len(values) > 1 else float("nan"), "n": len(values)}
+
+
+def percent(mean: float, std: float, n: float) -> str:
+    """``79.3 ± 0.4 (3)``: accuracy in percent, sample standard deviation, number of seeds."""
+    if not n:
+        return "–"
+    return f"{100 * mean:.1f}" + (f" ± {100 * std:.1f}" if n > 1 else "") + f" ({int(n)})"
+
+
+def table(frame: pd.DataFrame, rows: list[str], targets: list[str]) -> pd.DataFrame:
+    """The study's table as text cells: a row per method, a column per target, then the mean."""
+    stats = summary(frame, rows, targets)
+    stats["cell"] = [percent(*cell) for cell in stats[["mean", "std", "n"]].itertuples(index=False)]
+    return stats.pivot(index="row", columns="target", values="cell").reindex(index=rows, columns=[*targets, "mean"])
