@@ -205,9 +205,8 @@ def do_data(arguments: argparse.Namespace) -> int:
         print(f"Wrote {arguments.out}.")
         return 0
     for domain in domains.values():
-        print(
-            f"{domain.name:12} train {len(domain.train):6,}  test {len(domain.test):6,}  {tuple(domain.train.x.shape[1:])}"
-        )
+        shape = "×".join(map(str, domain.train.x.shape[1:]))
+        print(f"{domain.name:12} train {len(domain.train):6,}  test {len(domain.test):6,}  {shape}")
     pinned = getattr(dataset, "SHA256", sha256)
     print(f"sha256 {sha256}" + ("" if sha256 == pinned else f" differs from the pinned {pinned}"))
     return 0 if arguments.action == "build" or sha256 == pinned else 1

@@ -118,7 +118,7 @@ def coalition_qualities(q: Tensor, gate: float, members: Tensor, *, class_vote: 
     Returns:
         (M,), float64 so that differences of large sums keep their digits.
     """
-    n, teachers, classes = q.shape
+    n, _, classes = q.shape
     members = members.to(q)
     confidence, choice = q.max(-1)  # (N, K)
     confident = confidence > gate

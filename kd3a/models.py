@@ -33,7 +33,7 @@ def convolutions(widths: tuple[int, int, int], channels: int, kernel: int = 5) -
 
 
 def cnn_narrow(shape: tuple[int, ...], classes: int) -> Net:
-    """The shape of the paper's CNN at a width that two CPU cores can train, with one BatchNorm layer of 128 features."""
+    """The shape of the paper's CNN at a width two CPU cores can train, and one BatchNorm layer of 128 features."""
     flat = 64 * (shape[1] // 4) * (shape[2] // 4)
     layers = convolutions((16, 32, 64), shape[0], kernel=3)
     return Net(nn.Sequential(*layers, nn.Linear(flat, 128), nn.BatchNorm1d(128), nn.ReLU()), 128, classes)
@@ -58,7 +58,7 @@ MODELS = {"cnn-narrow": cnn_narrow, "cnn-paper": cnn_paper, "cnn-official": cnn_
 
 
 def build(name: str, shape: tuple[int, ...], classes: int, seed: int) -> Net:
-    """A freshly initialised network. The seed alone determines its weights, on any device: they are drawn on the CPU."""
+    """A freshly initialised network. The seed alone determines its weights on any device: they are drawn on the CPU."""
     make = choose("model", name, MODELS)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
