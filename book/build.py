@@ -1,0 +1,101 @@
+"""Build the book: execute its notebooks with papermill, then render it offline with warnings as errors.
+
+    python book/build.py [--scale quick|cpu] [--train] [--no-html]
+
+The last line printed is the path of ``index.html``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import time
+from importlib.metadata import files
+from pathlib import Path
+
+import nbformat
+import papermill
+import yaml
+
+BOOK = Path(__file__).resolve().parent
+ROOT = BOOK.parent
+WORK = ROOT / "_build" / "work"
+
+
+def pages() -> list[Path]:
+    """The pages of the table of contents, in order, as paths relative to the book."""
+    toc = yaml.safe_load((BOOK / "_toc.yml").read_text())
+
+    def walk(node) -> list[str]:
+        if isinstance(node, list):
+            return [name for item in node for name in walk(item)]
+        own = [node[key] for key in ("root", "file") if key in node]
+        return own + [name for key in ("parts", "chapters", "sections") for name in walk(node.get(key, []))]
+
+    names = [Path(name) for name in walk(toc)]
+    return [next(p for s in (".ipynb", ".md") if (BOOK / (p := name.with_suffix(s))).exists()) for name in names]
+
+
+def execute(page: Path, scale: str, train: bool) -> None:
+    """Run one notebook in place of its copy. It gets the parameters that its cell tagged ``parameters`` names."""
+    began = time.monotonic()
+    notebook = WORK / "book" / page
+    known = papermill.inspect_notebook(str(notebook))
+    wanted = {name: value for name, value in {"scale": scale, "train": train}.items() if name in known}
+    papermill.execute_notebook(
+        str(notebook), str(notebook), parameters=wanted, cwd=str(notebook.parent), progress_bar=False, log_output=False
+    )
+    hide_injected_parameters(notebook)
+    print(f"{page}: {time.monotonic() - began:.0f} s", flush=True)
+
+
+def hide_injected_parameters(path: Path) -> None:
+    """Papermill adds a cell with the parameters it was given; a reader of the page needs only the first."""
+    notebook = nbformat.read(path, as_version=4)
+    for cell in notebook.cells:
+        if "injected-parameters" in cell.metadata.get("tags", []):
+            cell.metadata["tags"].append("remove-cell")
+    nbformat.write(notebook, path)
+
+
+def copy_mathjax() -> None:
+    """Put MathJax beside the pages, so that formulas need no network."""
+    script = next(f for f in files("sphinx-mathjax-offline") if f.name == "tex-svg.js")
+    static = WORK / "book" / "_static"
+    static.mkdir(exist_ok=True)
+    shutil.copy(script.locate(), static / "tex-svg.js")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Build the book.")
+    parser.add_argument("--scale", default="cpu", choices=("quick", "cpu"), help="which records the studies show")
+    parser.add_argument("--train", action="store_true", help="train missing runs instead of reporting them")
+    parser.add_argument("--no-html", action="store_true", help="only execute the notebooks")
+    arguments = parser.parse_args()
+
+    os.environ |= {"KD3A_PROGRESS": "0", "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    shutil.rmtree(WORK, ignore_errors=True)
+    shutil.copytree(BOOK, WORK / "book", ignore=shutil.ignore_patterns("__pycache__", "build.py", ".ipynb_checkpoints"))
+    for page in pages():
+        if page.suffix == ".ipynb":
+            execute(page, arguments.scale, arguments.train)
+    if arguments.no_html:
+        return 0
+    copy_mathjax()
+    shutil.copytree(ROOT / "figures", WORK / "figures")
+    html = ROOT / "_build" / "html"
+    command = [sys.executable, "-m", "jupyter_book", "build", str(WORK / "book"), "--path-output", str(WORK)]
+    done = subprocess.run([*command, "--all", "-W", "-n", "--keep-going", "-q"], check=False)
+    if done.returncode:
+        return done.returncode
+    shutil.rmtree(html, ignore_errors=True)
+    shutil.copytree(WORK / "_build" / "html", html)
+    print(html / "index.html")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

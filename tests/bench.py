@@ -1,0 +1,143 @@
+"""What is claimed to be fast, measured: every line is a ratio of two things timed in the same run.
+
+    python tests/bench.py
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import numpy as np
+import reference
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset
+
+from kd3a import data
+from kd3a.consensus import consensus_focus, knowledge_vote
+from kd3a.domains import Domain, Part, Task
+from kd3a.runs import make_run, start
+from kd3a.settings import Hardware, Training
+from kd3a.trainer import Trainer, timeline
+
+
+def seconds(work: Callable[[], object], repeats: int = 1) -> float:
+    """Median duration of ``repeats`` calls."""
+    took = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        work()
+        took.append(time.perf_counter() - began)
+    return statistics.median(took)
+
+
+def vote_and_focus(n: int = 10_000, teachers: int = 5, classes: int = 345) -> None:
+    """Vectorised vote and focus against the per-sample loops that transcribe the paper."""
+    logits = torch.randn(n, teachers, classes, generator=torch.Generator().manual_seed(0))
+    hot = torch.randint(classes, (n, 1, 1), generator=torch.Generator().manual_seed(1))
+    q = logits.scatter_add(2, hot.expand(n, teachers, 1), torch.full((n, teachers, 1), 12.0)).softmax(-1)
+    for value in ("leave-one-out", "shapley"):
+        variant = "paper" if value == "leave-one-out" else "official"
+        fast = seconds(lambda v=value, w=variant: (knowledge_vote(q, 0.9, w), consensus_focus(q, 0.9, v, w)), 3)
+        array = q.double().numpy()
+        if variant == "paper":
+            slow = seconds(lambda: (reference.knowledge_vote(array, 0.9), reference.consensus_focus(array, 0.9, "leave-one-out")))
+        else:
+            slow = seconds(lambda: (reference.official_vote(array, 0.9), reference.official_focus(array, 0.9)))
+        print(f"vote + {value:14} N={n} K={teachers} C={classes}: {fast:.2f} s, loops {slow:.1f} s: {slow / fast:.0f}×")
+
+
+def bare_loop(task: Task, training: Training, steps: int) -> None:
+    """The same tensors, model and optimiser in the fewest lines one would write by hand."""
+    trainer = Trainer(training, Hardware(device="cpu"), seed=0)
+    net, part = trainer.net(task), task.target.train
+    optimiser = torch.optim.SGD(net.parameters(), 0.05, 0.9, fused=True)
+    order = torch.randperm(len(part))
+    size = training.batch_size
+    for step in range(steps):
+        index = order[(step * size) % (len(part) - size + 1) :][:size]
+        loss = F.cross_entropy(net(part.x[index].float().div_(127.5).sub_(1)), part.y[index])
+        optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        optimiser.step()
+
+
+def trainer_against_bare_loop(task: Task) -> None:
+    training = Training(epochs=1, epoch_samples=2000)
+    trainer = Trainer(training, Hardware(device="cpu"), seed=0)
+    party = trainer.party("bench", trainer.net(task), task.target.train)
+    stage = timeline(1, training.batches_per_epoch)[0]
+
+    def ours() -> None:
+        trainer.local(party, stage, lambda batch, _: F.cross_entropy(party.net(batch.x), batch.y))
+
+    ours(), bare_loop(task, training, 5)
+    ratios = [seconds(lambda: bare_loop(task, training, len(stage))) / seconds(ours) for _ in range(5)]
+    print(f"trainer against a bare loop: {statistics.median(ratios):.2f}× its speed (five pairs)")
+
+
+class Pictures(Dataset):
+    """The usual way: PIL images, converted one by one."""
+
+    def __init__(self, part: Part):
+        self.images = [Image.fromarray(x) for x in part.x.permute(0, 2, 3, 1).numpy()]
+        self.labels = part.y.tolist()
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
+        array = np.asarray(self.images[i].resize((32, 32)))
+        return torch.from_numpy(array).permute(2, 0, 1).float().div(127.5).sub(1), self.labels[i]
+
+
+def resident_against_pil(task: Task) -> None:
+    part, pictures = task.target.train, Pictures(task.target.train)
+
+    def resident() -> None:
+        for batch in part.batches(torch.randperm(len(part)).split(50)):
+            batch.x.sum()
+
+    def loader() -> None:
+        for x, _ in DataLoader(pictures, batch_size=50, shuffle=True):
+            x.sum()
+
+    print(f"uint8 tensors against a PIL DataLoader: {seconds(loader, 3) / seconds(resident, 3):.0f}× faster batches")
+
+
+def random_task(sources: int, samples: int) -> Task:
+    generator = torch.Generator().manual_seed(0)
+
+    def part(n: int) -> Part:
+        x = torch.randint(256, (n, 3, 32, 32), generator=generator).to(torch.uint8)
+        return Part(x, torch.randint(10, (n,), generator=generator))
+
+    domains = [Domain(f"domain {k}", part(samples), part(100)) for k in range(sources + 1)]
+    return Task("random", tuple(domains[1:]), domains[0], tuple("0123456789"), "random")
+
+
+def round_cost() -> None:
+    """Seconds of one KD3A round as the number of sources and of samples grows."""
+    times = {}
+    for sources, samples in ((2, 500), (4, 500), (8, 500), (4, 1000), (4, 2000)):
+        training = Training(epochs=1, epoch_samples=samples)
+        method = start(
+            make_run("random", "domain 0", "kd3a", 0, training, {}), random_task(sources, samples), Hardware(device="cpu")
+        )
+        stage = method.stages()[0]
+        times[sources, samples] = seconds(lambda m=method, s=stage: m.run(s))
+    base = times[4, 500]
+    for (sources, samples), took in times.items():
+        print(f"one KD3A round, K={sources}, N={samples} each: {took:.2f} s, {took / base:.2f}× that of K=4, N=500")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    digits = data.load("digits", "mnist_m")
+    trainer_against_bare_loop(digits)
+    resident_against_pil(digits)
+    round_cost()
+    vote_and_focus()
