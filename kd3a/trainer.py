@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import math
+import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -28,22 +31,22 @@ class Stage:
     last: int
     total: int
     per_epoch: int
-    rounds_per_epoch: float = 1.0
     phase: str = "train"
+    epochs_before: int = 0
 
     @property
     def progress(self) -> float:
-        """Share of the training done when the stage begins, in [0, 1)."""
+        """Share of the phase done when the stage begins, in [0, 1)."""
         return self.first / self.total
 
     @property
     def epochs_done(self) -> int:
-        """Whole epochs done when the stage ends."""
-        return self.last // self.per_epoch
+        """Whole epochs of the run done when the stage ends."""
+        return self.epochs_before + self.last // self.per_epoch
 
     @property
     def closes_epoch(self) -> bool:
-        return self.last == self.total or self.epochs_done > self.first // self.per_epoch
+        return self.last == self.total or self.last // self.per_epoch > self.first // self.per_epoch
 
     def __len__(self) -> int:
         return self.last - self.first
@@ -62,7 +65,20 @@ def timeline(epochs: int, per_epoch: int, rounds_per_epoch: float = 1.0, phase: 
     total = epochs * per_epoch
     rounds = math.ceil(epochs * rounds_per_epoch - 1e-9)
     borders = [min(total, round(i * per_epoch / rounds_per_epoch)) for i in range(rounds)] + [total]
-    return [Stage(i, borders[i], borders[i + 1], total, per_epoch, rounds_per_epoch, phase) for i in range(rounds)]
+    return [Stage(i, borders[i], borders[i + 1], total, per_epoch, phase) for i in range(rounds)]
+
+
+def in_sequence(*phases: list[Stage]) -> list[Stage]:
+    """Phases one after the other: rounds are numbered on, schedules start anew in each.
+
+    >>> [(s.round, s.phase, s.epochs_done) for s in in_sequence(timeline(2, 5), timeline(1, 5, phase="adapt"))]
+    [(0, 'train', 1), (1, 'train', 2), (2, 'adapt', 3)]
+    """
+    stages: list[Stage] = []
+    for phase in phases:
+        rounds, epochs = len(stages), stages[-1].epochs_done if stages else 0
+        stages += [replace(s, round=rounds + s.round, epochs_before=epochs) for s in phase]
+    return stages
 
 
 @dataclass
@@ -108,11 +124,22 @@ def pick_precision(name: str, device: torch.device) -> torch.dtype:
     return getattr(torch, name)
 
 
+@cache
+def keep_freed_memory() -> None:
+    """Tell glibc to reuse large freed blocks instead of returning them: a fifth less time per CPU step."""
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None)
+        if hasattr(libc, "mallopt"):
+            libc.mallopt(-4, 0)  # M_MMAP_MAX: no block of its own for a large tensor
+            libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD: never trim the heap
+
+
 class Trainer:
     """Runs stages on a device. Every random number comes from (seed, party, time, purpose), so a resumed run, a run
     in another order of parties and a run spread over machines all see the same ones."""
 
     def __init__(self, training: Training, hardware: Hardware, seed: int, device: torch.device | None = None):
+        keep_freed_memory()
         self.training = training
         self.hardware = hardware
         self.seed = seed

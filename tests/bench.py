@@ -1,6 +1,6 @@
 """What is claimed to be fast, measured: every line is a ratio of two things timed in the same run.
 
-    python tests/bench.py
+python tests/bench.py
 """
 
 from __future__ import annotations
@@ -39,14 +39,17 @@ def vote_and_focus(n: int = 10_000, teachers: int = 5, classes: int = 345) -> No
     logits = torch.randn(n, teachers, classes, generator=torch.Generator().manual_seed(0))
     hot = torch.randint(classes, (n, 1, 1), generator=torch.Generator().manual_seed(1))
     q = logits.scatter_add(2, hot.expand(n, teachers, 1), torch.full((n, teachers, 1), 12.0)).softmax(-1)
-    for value in ("leave-one-out", "shapley"):
-        variant = "paper" if value == "leave-one-out" else "official"
+    array = q.double().numpy()
+    loops = {
+        ("leave-one-out", "paper"): lambda: (
+            reference.knowledge_vote(array, 0.9),
+            reference.consensus_focus(array, 0.9, "leave-one-out"),
+        ),
+        ("shapley", "official"): lambda: (reference.official_vote(array, 0.9), reference.official_focus(array, 0.9)),
+    }
+    for (value, variant), loop in loops.items():
         fast = seconds(lambda v=value, w=variant: (knowledge_vote(q, 0.9, w), consensus_focus(q, 0.9, v, w)), 3)
-        array = q.double().numpy()
-        if variant == "paper":
-            slow = seconds(lambda: (reference.knowledge_vote(array, 0.9), reference.consensus_focus(array, 0.9, "leave-one-out")))
-        else:
-            slow = seconds(lambda: (reference.official_vote(array, 0.9), reference.official_focus(array, 0.9)))
+        slow = seconds(loop)
         print(f"vote + {value:14} N={n} K={teachers} C={classes}: {fast:.2f} s, loops {slow:.1f} s: {slow / fast:.0f}×")
 
 
@@ -125,7 +128,9 @@ def round_cost() -> None:
     for sources, samples in ((2, 500), (4, 500), (8, 500), (4, 1000), (4, 2000)):
         training = Training(epochs=1, epoch_samples=samples)
         method = start(
-            make_run("random", "domain 0", "kd3a", 0, training, {}), random_task(sources, samples), Hardware(device="cpu")
+            make_run("random", "domain 0", "kd3a", 0, training, {}),
+            random_task(sources, samples),
+            Hardware(device="cpu"),
         )
         stage = method.stages()[0]
         times[sources, samples] = seconds(lambda m=method, s=stage: m.run(s))

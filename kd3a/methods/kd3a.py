@@ -6,6 +6,7 @@ difference between the two is a field of :class:`KD3A.Config`, so each can be tu
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -147,7 +148,7 @@ class KD3A(Rounds):
     def distil(self, stage: Stage, gate: float) -> tuple[Tensor, Tensor]:
         """Train the student on the consensus; returns its mean loss and the teachers' predictions q, (N, K, C)."""
         if self.config.student_passes == "one" and len(stage) > stage.per_epoch:
-            stage = Stage(stage.round, stage.first, stage.first + stage.per_epoch, stage.total, stage.per_epoch)
+            stage = replace(stage, last=stage.first + stage.per_epoch)
         rows = self.trainer.order(self.target.name, len(self.target.part), stage)  # (steps, B)
         if self.config.teachers == "train":
             return self.distil_online(stage, gate)
