@@ -8,6 +8,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from kd3a.domains import Part
+
 Tensors = Mapping[str, Tensor]
 Message = dict[str, dict[str, Tensor]]  # kind -> name -> tensor
 
@@ -38,6 +40,11 @@ class Channel:
         for kind, tensors in message.items():
             self.ledger[self.round, kind, direction] += sum(t.nbytes for t in tensors.values())
         return {kind: {n: t.detach().clone() for n, t in tensors.items()} for kind, tensors in message.items()}
+
+    def share(self, part: Part, sender: str, receiver: str) -> Part:
+        """Hand raw samples over, as centralised methods do; the ledger counts them as ``data``."""
+        self.ledger[self.round, "data", "up" if receiver == self.hub else "down"] += part.nbytes
+        return part
 
     def check(self, message: Message, sender: str, like: Message | None = None) -> None:
         for kind, tensors in message.items():

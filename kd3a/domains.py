@@ -50,9 +50,19 @@ class Part:
             yield Batch(self.inputs(index), self.y[index], index)
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one input, without the batch."""
+        return tuple(self.x.shape[1:])
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the raw samples and labels, as they would travel."""
         return self.x.nbytes + self.y.nbytes
+
+    @classmethod
+    def pool(cls, parts: list[Part]) -> Part:
+        """All samples of several parts in one."""
+        return replace(parts[0], x=torch.cat([p.x for p in parts]), y=torch.cat([p.y for p in parts]))
 
 
 @dataclass(frozen=True)
@@ -80,7 +90,7 @@ class Task:
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of one input, without the batch."""
-        return tuple(self.target.train.x.shape[1:])
+        return self.target.train.shape
 
     @property
     def sizes(self) -> list[int]:

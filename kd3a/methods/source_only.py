@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Literal
-
-import torch
 
 from kd3a.methods.base import Local, Supervised
 from kd3a.trainer import Stage, timeline
@@ -27,16 +24,8 @@ class SourceOnly(Local):
 
     def build(self) -> None:
         hub = self.task.target.name
-        crossed = [
-            self.channel.send({"data": {"x": s.train.x, "y": s.train.y}}, s.name, hub)["data"]
-            for s in self.task.sources
-        ]
-        pool = replace(
-            self.task.sources[0].train,
-            x=torch.cat([message["x"] for message in crossed]),
-            y=torch.cat([message["y"] for message in crossed]),
-        )
-        self.party = self.trainer.party("pool", self.trainer.net(self.task), pool)
+        parts = [self.channel.share(s.train, s.name, hub) for s in self.task.sources]
+        self.party = self.trainer.party("pool", self.trainer.net(self.task), parts[0].pool(parts))
         self.parties = [self.party]
 
     def stages(self) -> list[Stage]:
