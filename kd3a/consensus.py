@@ -118,21 +118,22 @@ def coalition_qualities(q: Tensor, gate: float, members: Tensor, *, class_vote: 
     Returns:
         (M,), float64 so that differences of large sums keep their digits.
     """
-    n, _, classes = q.shape
+    n, teachers, classes = q.shape
     members = members.to(q)
     confidence, choice = q.max(-1)  # (N, K)
-    confident = confidence > gate
-    quality = torch.zeros(len(members), dtype=torch.float64 if q.device.type != "mps" else q.dtype, device=q.device)
-    one_hot = torch.nn.functional.one_hot(choice, classes).to(q.dtype)  # (N, K, C)
-    ballots = (q if class_vote == "sum" else one_hot * confidence[..., None]) * confident[..., None]  # (N, K, C)
-    loud = confidence * confident  # (N, K)
+    loud = confidence * (confidence > gate)  # (N, K)
     size = members.sum(1).clamp(min=1)  # (M,)
-    step = max(1, CHUNK // (len(members) * classes))
+    quality = torch.zeros(len(members), dtype=torch.float64 if q.device.type != "mps" else q.dtype, device=q.device)
+    step = max(1, CHUNK // (len(members) * max(classes, teachers)))
     for i in range(0, n, step):
         rows = slice(i, i + step)
-        elected = torch.einsum("mk,nkc->nmc", members, ballots[rows]).argmax(-1)  # (n, M)
-        agree = choice[rows][:, None, :] == elected[..., None]  # (n, M, K)
-        value = (agree * (loud[rows][:, None, :] * members)).sum(-1)  # (n, M)
+        if class_vote == "sum":
+            votes = torch.einsum("mk,nkc->nmc", members, q[rows] * (loud[rows] > 0)[..., None])  # (n, M, C)
+            agree = choice[rows][:, None, :] == votes.argmax(-1, keepdim=True)  # (n, M, K)
+            value = (agree * (loud[rows][:, None, :] * members)).sum(-1)  # (n, M)
+        else:  # only the teachers' first choices can win, and the winner's votes are its quality
+            same = (choice[rows][:, :, None] == choice[rows][:, None, :]) * loud[rows][:, None, :]  # (n, K, K)
+            value = torch.einsum("mk,njk->nmj", members, same).amax(-1)  # (n, M)
         if fallback:
             mean = torch.einsum("mk,nkc->nmc", members / size[:, None], q[rows]).amax(-1)  # (n, M)
             value = torch.where(value > 0, value, fallback * mean)

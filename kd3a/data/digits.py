@@ -4,14 +4,17 @@
 - ``mnist_m``: the other 2,500, blended as in MNIST-M, ``abs(patch - digit)``, with patches of five colour photographs
   that ship with scikit-image and scikit-learn.
 - ``optdigits``: the 1,797 8x8 digits of scikit-learn (UCI optdigits), enlarged to 24x24 on black.
-- ``synth``: 2,500 digits in 21 fonts that ship with matplotlib; two plain colours, turned, shifted, scaled, with
-  partly visible neighbours, blur and noise.
-- ``street``: 2,500 digits drawn like photographed house numbers: six of those fonts, mostly bold, in low contrast on
-  walls textured with five other photographs; perspective, uneven light, neighbours, blur, sensor noise, JPEG.
+- ``synth``: 2,500 digits in 15 fonts that ship with matplotlib, serif, slanted or typewriter; two plain colours,
+  turned, shifted, scaled, with partly visible neighbours, blur and noise.
+- ``street``: 2,500 digits drawn like photographed house numbers: six other fonts, all sans serif, raised from walls
+  textured with five other photographs; low contrast, cast shadows, perspective, uneven light, neighbours, low
+  resolution, blur, sensor noise, JPEG.
 
 Train and test parts are disjoint and stratified; ``synth`` and ``street`` draw them from independent random streams.
 The handwritten parts are split by image: the packages do not say who wrote what, so parts can share writers.
-Every setting was fixed by eye before any adaptation result was seen; none was tuned on another domain's labels.
+Settings were chosen by eye and never tuned on another domain's labels. ``street`` was redrawn once: its first recipe
+shared fonts with ``synth``, and a model of the other sources read it almost without error, so that there was nothing to
+adapt to. No method had been adapted to it by then, and none was before this recipe was fixed.
 """
 
 from __future__ import annotations
@@ -40,8 +43,8 @@ Arrays = dict[str, np.ndarray]  # x_train, y_train, x_test, y_test of one domain
 
 DOMAINS = ("mnist", "mnist_m", "optdigits", "synth", "street")
 CLASSES = tuple("0123456789")
-SHA256 = "441240fc21a1f76cd348d7215df71ed30e3cb9991114b77ab64b0d4aac514818"
-RECIPE = "digits 1"  # raise the number with every change of the data, so that old caches are left behind
+SHA256 = "dd6f0e0abfd3f9092bae0fbab9a23bc73de06d74f9ad5ab94f029987eb184567"
+RECIPE = "digits 2"  # raise the number with every change of the data, so that old caches are left behind
 PARTS = {"train": 2000, "test": 500}  # images of every domain but optdigits
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 LIBRARIES = ("numpy", "pillow", "matplotlib", "scikit-image", "scikit-learn", "mlxtend")
@@ -52,12 +55,12 @@ LUMA = np.array([0.299, 0.587, 0.114])
 BLEND_PHOTOS = ("astronaut.png", "chelsea.png", "coffee.png", "motorcycle_left.png", "flower.jpg")
 STREET_PHOTOS = ("brick.png", "gravel.png", "grass.png", "china.jpg", "rocket.jpg")
 STREET_FONTS = (
-    "DejaVuSans-Bold", "DejaVuSans", "DejaVuSans-BoldOblique", "cmss10", "DejaVuSerif-Bold", "STIXGeneralBol",
+    "DejaVuSans-Bold", "DejaVuSans", "DejaVuSans-BoldOblique", "DejaVuSansMono-Bold", "DejaVuSansMono", "cmss10",
 )  # fmt: skip
 SYNTH_FONTS = (
-    *STREET_FONTS, "DejaVuSans-Oblique", "DejaVuSansMono", "DejaVuSansMono-Bold", "DejaVuSansMono-Oblique",
-    "DejaVuSansMono-BoldOblique", "DejaVuSerif", "DejaVuSerif-Italic", "DejaVuSerif-BoldItalic", "STIXGeneral",
-    "STIXGeneralItalic", "STIXGeneralBolIta", "cmr10", "cmb10", "cmtt10", "cmti10",
+    "DejaVuSans-Oblique", "DejaVuSansMono-Oblique", "DejaVuSansMono-BoldOblique", "DejaVuSerif", "DejaVuSerif-Bold",
+    "DejaVuSerif-Italic", "DejaVuSerif-BoldItalic", "STIXGeneral", "STIXGeneralBol", "STIXGeneralItalic",
+    "STIXGeneralBolIta", "cmr10", "cmb10", "cmtt10", "cmti10",
 )  # fmt: skip
 
 
@@ -139,21 +142,33 @@ def synth_image(rng: np.random.Generator, label: int) -> np.ndarray:
 
 
 def street_image(rng: np.random.Generator, label: int) -> np.ndarray:
-    """A digit of low contrast on a textured wall, photographed askew in uneven light."""
-    mask = digit_mask(rng, label, STREET_FONTS, height=(18, 28), turn=8, tilt=0.3, shift=2)
+    """A raised digit of low contrast on a rough wall, photographed askew, in uneven light, small and out of focus."""
+    mask = digit_mask(rng, label, STREET_FONTS, height=(16, 28), turn=12, tilt=0.6, shift=3)
     texture = patch(rng, STREET_PHOTOS, int(rng.integers(SIZE, 3 * SIZE))).astype(float)
-    texture = rng.uniform(0.1, 0.4) * (texture - texture.mean((0, 1)))
-    paper = rng.uniform(50, 205) + rng.normal(0, 12, 3)
-    contrast = rng.uniform(45, 120) * rng.choice([-1, 1])
+    texture = rng.uniform(0.2, 0.7) * (texture - texture.mean((0, 1)))
+    paper = rng.uniform(50, 205) + rng.normal(0, 20, 3)
+    contrast = rng.uniform(30, 90) * rng.choice([-1, 1])
     if not 10 < paper.mean() + contrast < 245:
         contrast = -contrast
-    ink = paper + contrast + rng.normal(0, 12, 3)
-    image = (paper + texture) * (1 - mask) + (ink + 0.3 * texture) * mask
-    across, down = rng.uniform(-0.25, 0.25, 2)[:, None] * np.linspace(-1, 1, SIZE)
-    image = image * (1 + across[None, :, None] + down[:, None, None])  # the light rises or falls over the image
-    image = blurred(image, rng.uniform(0.4, 1.3))
-    noisy = image + rng.normal(0, rng.uniform(2, 9), image.shape)
-    return compressed(pixels(noisy), int(rng.integers(35, 85)))
+    ink = paper + contrast + rng.normal(0, 20, 3)
+    shadow = np.roll(mask, rng.integers(-2, 3, 2), axis=(0, 1)) * rng.uniform(0, 60)  # a raised digit throws one
+    image = (paper + texture - shadow) * (1 - mask) + (ink + 0.5 * texture) * mask
+    image = image * light(rng)
+    sharp = Image.fromarray(pixels(blurred(image, rng.uniform(0.4, 1.2))))
+    side = int(rng.integers(16, SIZE + 1))  # as if cropped from farther away
+    image = np.asarray(sharp.resize((side, side), Image.Resampling.BOX).resize((SIZE, SIZE), Image.Resampling.BICUBIC))
+    noisy = image + rng.normal(0, rng.uniform(2, 10), image.shape)
+    return compressed(pixels(noisy), int(rng.integers(30, 80)))
+
+
+def light(rng: np.random.Generator) -> np.ndarray:
+    """(32, 32, 1) brightness: rising or falling over the image, and in half of the images darker beyond an edge."""
+    x, y = np.meshgrid(np.linspace(-1, 1, SIZE), np.linspace(-1, 1, SIZE))
+    slope = rng.uniform(-0.3, 0.3, 2)
+    angle, offset = rng.uniform(0, 2 * math.pi), rng.uniform(-0.7, 0.7)
+    beyond = (x * math.cos(angle) + y * math.sin(angle)) > offset
+    depth = rng.uniform(0.1, 0.45) * (rng.random() < 0.5)
+    return ((1 + slope[0] * x + slope[1] * y) * (1 - depth * beyond))[..., None]
 
 
 def digit_mask(rng: np.random.Generator, label: int, fonts: tuple[str, ...], **limits) -> np.ndarray:
