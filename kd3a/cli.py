@@ -12,6 +12,8 @@ from typing import Any
 import yaml
 
 from kd3a import data, records
+from kd3a.data.files import digest
+from kd3a.domains import Domain, Part
 from kd3a.errors import UserError, choose, listing
 from kd3a.methods import METHODS
 from kd3a.runs import Run, execute, forget, make_run
@@ -69,10 +71,10 @@ def parser() -> argparse.ArgumentParser:
     _command(commands, "methods", do_methods, "list the methods, what each needs and its settings")
     _command(commands, "datasets", do_datasets, "list the datasets, their domains and what is available")
 
-    tool = _command(commands, "data", do_data, "build, check or show a dataset")
-    tool.add_argument("action", choices=("build", "check", "show"))
+    tool = _command(commands, "data", do_data, "prepare, check or show a dataset")
+    tool.add_argument("action", choices=("prepare", "build", "check", "show"), help="build is another word for prepare")
     tool.add_argument("name", nargs="?", default="digits", help="dataset (default: digits)")
-    tool.add_argument("--data", type=Path, help="folder of downloaded data")
+    tool.add_argument("--data", type=Path, help="folder of downloaded data (default: KD3A_DATA)")
     tool.add_argument("--out", type=Path, default=Path("contact-sheet.png"), help="picture that 'show' writes")
 
     verify = _command(commands, "verify", do_verify, "train recorded runs again and compare")
@@ -197,19 +199,43 @@ def do_datasets(arguments: argparse.Namespace) -> None:
 
 def do_data(arguments: argparse.Namespace) -> int:
     dataset = choose("dataset", arguments.name, data.DATASETS)
+    preparing = arguments.action in ("prepare", "build")
+    if preparing and hasattr(dataset, "prepare"):
+        dataset.prepare(arguments.data)
     domains, sha256 = dataset.load(arguments.data)
     if arguments.action == "show":
-        from kd3a import plots
-
-        plots.contact_sheet(domains, dataset.CLASSES).savefig(arguments.out)
-        print(f"Wrote {arguments.out}.")
-        return 0
+        return show(dataset, domains, arguments.out)
+    print(dataset.available(arguments.data))
     for domain in domains.values():
-        shape = "×".join(map(str, domain.train.x.shape[1:]))
-        print(f"{domain.name:12} train {len(domain.train):6,}  test {len(domain.test):6,}  {shape}")
+        shape = "×".join(map(str, domain.train.shape))
+        counts = f"train {len(domain.train):6,}  test {len(domain.test):6,}  {shape}"
+        print(f"{domain.name:12} {counts}  sha256 {digest({domain.name: domain})[:12]}")
+        if not preparing:
+            for split, part in (("train", domain.train), ("test", domain.test)):
+                print(f"{'':14}{split:5} {histogram(part, dataset.CLASSES)}")
     pinned = getattr(dataset, "SHA256", sha256)
     print(f"sha256 {sha256}" + ("" if sha256 == pinned else f" differs from the pinned {pinned}"))
-    return 0 if arguments.action == "build" or sha256 == pinned else 1
+    return 0 if preparing or sha256 == pinned else 1
+
+
+def histogram(part: Part, classes: tuple[str, ...]) -> str:
+    """Samples of every class; of many classes, the fewest and the most."""
+    sizes = part.y.bincount(minlength=len(classes)).tolist()
+    if len(classes) > 20:
+        return f"{len(classes)} classes, {min(sizes):,} to {max(sizes):,} samples in each"
+    return "  ".join(f"{name} {size:,}" for name, size in zip(classes, sizes, strict=True))
+
+
+def show(dataset: data.Dataset, domains: dict[str, Domain], out: Path) -> int:
+    """A contact sheet of images; a sentence on what is not an image."""
+    if hasattr(dataset, "describe"):
+        print(dataset.describe(domains))
+        return 0
+    from kd3a import plots
+
+    plots.contact_sheet(domains, dataset.CLASSES).savefig(out)
+    print(f"Wrote {out}.")
+    return 0
 
 
 def do_verify(arguments: argparse.Namespace) -> int:

@@ -7,10 +7,14 @@ A :class:`Part` is one split of one domain, resident on a device; a :class:`Doma
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # red, green, blue
 
 
 @dataclass(frozen=True)
@@ -22,27 +26,38 @@ class Batch:
     index: Tensor  # (B,) int64
 
 
+def normalised(x: Tensor, mean: float | tuple[float, ...], std: float | tuple[float, ...]) -> Tensor:
+    """uint8 pixels as ``(x / 255 - mean) / std``; tuples hold a value per channel of (B, C, H, W)."""
+    if isinstance(mean, tuple):
+        scale = torch.tensor([1 / (255 * s) for s in std], device=x.device)[:, None, None]
+        shift = torch.tensor([m / s for m, s in zip(mean, std, strict=True)], device=x.device)[:, None, None]
+        return x.float().mul_(scale).sub_(shift)
+    return x.float().mul_(1 / (255 * std)).sub_(mean / std)
+
+
 @dataclass(frozen=True)
 class Part:
     """One split of one domain. ``x`` stays uint8 (or float features) on its device and is normalised per batch."""
 
     x: Tensor  # (N, ...) uint8 or float
     y: Tensor  # (N,) int64
-    mean: float = 0.5
-    std: float = 0.5
+    mean: float | tuple[float, ...] = 0.5  # of all channels, or of each
+    std: float | tuple[float, ...] = 0.5
 
     def __len__(self) -> int:
         return len(self.y)
 
-    def to(self, device: torch.device | str) -> Part:
-        return replace(self, x=self.x.to(device), y=self.y.to(device))
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors of the part, by field name."""
+        return {f.name: value for f in fields(self) if isinstance(value := getattr(self, f.name), Tensor)}
+
+    def to(self, device: torch.device | str) -> Self:
+        return replace(self, **{name: tensor.to(device) for name, tensor in self.tensors().items()})
 
     def inputs(self, index: Tensor) -> Tensor:
         """The samples at ``index`` as the network reads them; uint8 pixels become ``(x / 255 - mean) / std``."""
         x = self.x[index]
-        if x.dtype != torch.uint8:
-            return x
-        return x.float().mul_(1 / (255 * self.std)).sub_(self.mean / self.std)
+        return normalised(x, self.mean, self.std) if x.dtype == torch.uint8 else x
 
     def batches(self, order: Iterable[Tensor]) -> Iterator[Batch]:
         """Yield a :class:`Batch` for every tensor of positions in ``order``."""
@@ -57,12 +72,48 @@ class Part:
     @property
     def nbytes(self) -> int:
         """Bytes of the raw samples and labels, as they would travel."""
-        return self.x.nbytes + self.y.nbytes
+        return sum(tensor.nbytes for tensor in self.tensors().values())
 
     @classmethod
-    def pool(cls, parts: list[Part]) -> Part:
+    def pool(cls, parts: list[Self]) -> Self:
         """All samples of several parts in one."""
-        return replace(parts[0], x=torch.cat([p.x for p in parts]), y=torch.cat([p.y for p in parts]))
+        return replace(parts[0], **{n: torch.cat([p.tensors()[n] for p in parts]) for n in parts[0].tensors()})
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparsePart(Part):
+    """A part whose samples are mostly zeros: ``x`` holds their other values, ``columns`` where these stand among the
+    ``width`` features. M is the most that a sample has; shorter ones are padded with zeros, which add nothing.
+
+    A batch becomes dense when it is asked for, by one scatter of fixed size, so that a GPU never waits for the host.
+    """
+
+    # x: (N, M) float
+    columns: Tensor  # (N, M) int16 or int32
+    width: int
+
+    def inputs(self, index: Tensor) -> Tensor:
+        """The samples at ``index`` as dense float rows, (B, width), not scaled."""
+        dense = self.x.new_zeros(len(index), self.width)
+        return dense.scatter_add_(1, self.columns[index].long(), self.x[index])
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.width,)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of values, columns and labels as they would travel, without the padding."""
+        return int(self.x.count_nonzero()) * (self.x.element_size() + self.columns.element_size()) + self.y.nbytes
+
+    @classmethod
+    def pool(cls, parts: list[Self]) -> Self:
+        most = max(part.x.shape[1] for part in parts)
+
+        def pad(t: Tensor) -> Tensor:
+            return F.pad(t, (0, most - t.shape[1]))
+
+        return super().pool([replace(part, x=pad(part.x), columns=pad(part.columns)) for part in parts])
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
+from kd3a.attacks import Attack
 from kd3a.errors import UserError, listing
+from kd3a.poison import Poison
 
 S = TypeVar("S", bound="Settings")
 
@@ -63,10 +65,20 @@ class Training(Settings):
     """run: cosine over the whole run, the same for every r; released: the code's, which does not scale with r."""
     sampling: Literal["partition", "resample"] = "partition"
     """partition: an epoch is split into its rounds; resample: every round draws anew, as the released code does."""
+    poison: str = ""
+    """A bad source as domain:rate:kind, such as street:0.3:per-batch (or fixed, random, noise); see kd3a.poison."""
+    attack: str = ""
+    """A source's attack on its uploads as source:kind:strength, such as street:scaled:10; see kd3a.attacks."""
 
     @property
     def batches_per_epoch(self) -> int:
         return self.epoch_samples // self.batch_size
+
+    @field_validator("poison", "attack")
+    @classmethod
+    def _readable(cls, text: str, field: ValidationInfo) -> str:
+        (Poison if field.field_name == "poison" else Attack).parse(text)
+        return text
 
     @model_validator(mode="after")
     def _rounds_fit(self) -> Training:
