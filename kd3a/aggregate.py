@@ -32,7 +32,7 @@ def aggregate(states: list[State], alpha: Tensor, batchnorm: BatchNormRule = "cl
             out[name] = first.clone()
             continue
         stacked = torch.stack([s[name] for s in states])
-        if name.endswith(".running_var") and batchnorm == "closed-form":
+        if name.endswith("running_var") and batchnorm == "closed-form":
             means = torch.stack([s[name.replace("running_var", "running_mean")] for s in states])
             out[name] = closed_form(means, stacked, alpha)[1]
         else:

@@ -48,8 +48,10 @@ def supporters(q: Tensor, gate: float, class_vote: str = "sum") -> Tensor:
 
     Returns:
         bool (N, K). A row is all false when nobody passed the gate, or when the summed predictions elect a class that
-        is nobody's first choice (only possible for gates below 1 - 1/K).
+        is nobody's first choice (only possible for gates below K / (K + 1)).
     """
+    if class_vote not in ("sum", "max"):
+        raise ValueError(f"Unknown class_vote {class_vote!r}: choose 'sum' or 'max'.")
     confidence, choice = q.max(-1)  # (N, K), (N, K)
     confident = confidence > gate  # (N, K)
     if class_vote == "sum":
@@ -156,8 +158,10 @@ def consensus_focus(
     gate: float,
     value: Value = "leave-one-out",
     variant: Variant = "paper",
+    *,
+    class_vote: str | None = None,
+    fallback: float | None = None,
     check: bool = True,
-    **switches,
 ) -> Tensor:
     r"""What each source contributes to the consensus quality (section 3.3 of the paper).
 
@@ -182,7 +186,11 @@ def consensus_focus(
     """
     if check:
         check_predictions(q)
-    chosen = {name: switches.get(name, VOTE[variant][name]) for name in ("class_vote", "fallback")}
+    preset = VOTE[variant]
+    chosen = {
+        "class_vote": preset["class_vote"] if class_vote is None else class_vote,
+        "fallback": preset["fallback"] if fallback is None else fallback,
+    }
     teachers = q.shape[1]
     if value == "leave-one-out":
         members = torch.cat([torch.ones(1, teachers), 1 - torch.eye(teachers)])  # (K + 1, K)

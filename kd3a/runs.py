@@ -20,11 +20,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from kd3a import records
+from kd3a.attacks import Attack, AttackedChannel
 from kd3a.channel import Channel
 from kd3a.domains import Task
 from kd3a.errors import UserError, choose
 from kd3a.methods import METHODS
 from kd3a.methods.base import Method
+from kd3a.poison import Poison, poisoned
 from kd3a.progress import Progress
 from kd3a.settings import Hardware, Settings, Training
 from kd3a.trainer import Stage, Trainer
@@ -79,8 +81,12 @@ def checkpoint_folder() -> Path:
 def start(run: Run, task: Task, hardware: Hardware) -> Method:
     """Build the run's method, ready for its first stage."""
     trainer = Trainer(run.training, hardware, run.seed)
-    task = task.to(trainer.device)
-    return METHODS[run.method](task, run.config, trainer, Channel(task.target.name))
+    task = poisoned(task.to(trainer.device), Poison.parse(run.training.poison), trainer.derive("poison"))
+    channel = Channel(task.target.name)
+    if attack := Attack.parse(run.training.attack):
+        choose("source that attacks", attack.source, [source.name for source in task.sources])
+        channel = AttackedChannel(task.target.name, attack, trainer.derive("attack"))
+    return METHODS[run.method](task, run.config, trainer, channel)
 
 
 def execute(

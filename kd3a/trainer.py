@@ -83,10 +83,10 @@ def in_sequence(*phases: list[Stage]) -> list[Stage]:
 
 @dataclass
 class Party:
-    """One side of the exchange: a name, its network and optimiser, and the samples it holds."""
+    """One side of the exchange: a name, its network (or several in one module) and optimiser, and its samples."""
 
     name: str
-    net: models.Net
+    net: nn.Module
     optimiser: torch.optim.Optimizer
     part: Part
 
@@ -176,7 +176,7 @@ class Trainer:
             group["rate"] = rate
         return optimiser
 
-    def party(self, name: str, net: models.Net, part: Part) -> Party:
+    def party(self, name: str, net: nn.Module, part: Part) -> Party:
         return Party(name, net, self.optimiser(net.parameters()), part)
 
     # --- batches and schedules ------------------------------------------------------------------------------------
@@ -219,12 +219,15 @@ class Trainer:
     # --- steps ----------------------------------------------------------------------------------------------------
 
     def autocast(self):
-        return torch.autocast(self.device.type, self.precision, enabled=self.precision != torch.float32)
+        """The precision of forward passes. Casts are not cached: a cached weight would outlive an update of it."""
+        enabled = self.precision != torch.float32
+        return torch.autocast(self.device.type, self.precision, enabled=enabled, cache_enabled=False)
 
-    def update(self, optimiser: torch.optim.Optimizer, loss: Tensor) -> None:
-        """One optimiser step on ``loss``."""
+    def update(self, optimiser: torch.optim.Optimizer, loss: Tensor, only: list[nn.Parameter] | None = None) -> None:
+        """One optimiser step on ``loss``; ``only`` these parameters move, when given."""
         optimiser.zero_grad(set_to_none=True)
-        loss.backward()
+        with torch.autocast(self.device.type, enabled=False):  # a backward pass follows its forward pass's types
+            loss.backward(inputs=only)
         optimiser.step()
 
     def schedule(self, optimiser: torch.optim.Optimizer, stage: Stage, step: int) -> None:
@@ -245,13 +248,17 @@ class Trainer:
             total += loss.detach()
         return total / max(1, len(stage))
 
-    @torch.no_grad()
     def predict(self, net: nn.Module, part: Part, rows: Tensor | None = None) -> Tensor:
         """Class probabilities in eval mode, (N, C), float32; of ``rows`` only, when given."""
+        return self.forward(net, part, rows).softmax(-1)
+
+    @torch.no_grad()
+    def forward(self, net: nn.Module, part: Part, rows: Tensor | None = None) -> Tensor:
+        """What a network makes of a part in eval mode, (N, ...), float32; of ``rows`` only, when given."""
         was_training = net.training
         net.eval()
         rows = torch.arange(len(part), device=self.device) if rows is None else rows
         with self.autocast():
-            logits = [net(part.inputs(index)).float() for index in rows.split(EVALUATION_BATCH)]
+            outputs = [net(part.inputs(index)).float() for index in rows.split(EVALUATION_BATCH)]
         net.train(was_training)
-        return torch.cat(logits).softmax(-1)
+        return torch.cat(outputs)

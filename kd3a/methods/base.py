@@ -9,13 +9,14 @@ A method writes only what is its own; batches, schedules, devices, checkpoints a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+from kd3a import models
 from kd3a.channel import Channel, Message
 from kd3a.domains import Batch, Domain, Task
 from kd3a.losses import beta_draws, mixup, soft_cross_entropy
@@ -43,9 +44,22 @@ class Method:
         self.memory: dict[str, Tensor] = {}  # whatever else must survive from round to round
         self.build()
 
+    @classmethod
+    def crosses(cls, config: Settings) -> set[str]:
+        """Which of :data:`kd3a.channel.PRIVATE` leave their party under these settings; the ledger proves it."""
+        return {"data"} if cls.needs_source_data else set()
+
     def build(self) -> None:
         """Make the networks and parties."""
         raise NotImplementedError
+
+    def new_net(self, *purpose: object) -> Net:
+        """A network for the task; the same purpose gives the same initial weights."""
+        return self.trainer.net(self.task, *purpose)
+
+    def label_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """What training on labels minimises."""
+        return F.cross_entropy(logits, labels)
 
     @property
     def net(self) -> Net:
@@ -92,7 +106,7 @@ class Method:
     def supervised(self, party: Party, stage: Stage, mixup_alpha: float = 0.0) -> Tensor:
         """Train a party on its own labels for a stage, with mixup or without; returns the mean loss."""
         if not mixup_alpha:
-            return self.trainer.local(party, stage, lambda batch, _: F.cross_entropy(party.net(batch.x), batch.y))
+            return self.trainer.local(party, stage, lambda batch, _: self.label_loss(party.net(batch.x), batch.y))
         lam, partner = self.mixing(party.name, stage, mixup_alpha)
 
         def mixed(batch: Batch, step: int) -> Tensor:
@@ -125,20 +139,57 @@ class Local(Method):
 
 
 class Joint(Method):
-    """One place sees all domains: ``step`` gets a batch of each, by domain name, and makes its own updates."""
+    """One place, the hub, sees all domains: every ``step`` gets a labelled batch of each source and target inputs.
+
+    The networks of a method live in one module, ``self.nets``, under one optimiser; its scored one is called ``net``.
+    All sources' samples cross the channel once, as raw data. Budget: in a step every domain gives one batch, so each
+    is seen as often as in the decentralised methods, epochs × epoch_samples. The loss that is logged is the sources'
+    cross-entropy, the same for all these methods: what they play for otherwise does not fall.
+    """
 
     needs_source_data = True
 
-    def step(self, batches: dict[str, Batch], stage: Stage, number: int) -> Tensor:
+    def build(self) -> None:
+        hub = self.task.target
+        self.parts = {s.name: self.channel.share(s.train, s.name, hub.name) for s in self.task.sources}
+        self.parts[hub.name] = hub.train
+        self.nets = nn.ModuleDict(self.networks())
+        self.party = self.trainer.party(hub.name, self.nets, hub.train)
+        self.parties = [self.party]
+
+    def networks(self) -> dict[str, nn.Module]:
+        """All networks by name; among them ``net``, which is scored."""
         raise NotImplementedError
 
+    def several(self, number: int, make: Callable[[], nn.Module], purpose: str) -> nn.ModuleList:
+        """Small networks besides the classifier; the same purpose gives the same initial weights."""
+        seed = self.trainer.derive("init", purpose)
+        return models.drawn(seed, lambda: nn.ModuleList(make() for _ in range(number))).to(self.trainer.device)
+
+    @property
+    def net(self) -> nn.Module:
+        return self.nets["net"]
+
+    def step(self, sources: list[Batch], target: Tensor, progress: float, phase: str) -> dict[str, Tensor]:
+        """Make the updates of one step; returns what to log, averaged over the stage: ``loss``, perhaps ``weights``."""
+        raise NotImplementedError
+
+    def update(self, loss: Tensor, *only: nn.Module) -> None:
+        """One optimiser step on ``loss``, of these modules only; of all that it depends on by default."""
+        parameters = [p for module in only for p in module.parameters()]
+        self.trainer.update(self.party.optimiser, loss, parameters or None)
+
     def run(self, stage: Stage) -> Logs:
-        parts = {domain.name: domain.train for domain in (*self.task.sources, self.task.target)}
-        total = torch.zeros((), device=self.trainer.device)
         torch.manual_seed(self.trainer.derive("dropout", "joint", stage.phase, stage.round))
-        for number, batches in enumerate(self.trainer.batches(stage, parts)):
-            total += self.step(batches, stage, number)
-        return {"loss": total / max(1, len(stage))}
+        self.nets.train()
+        totals: dict[str, Tensor] = {}
+        for number, batches in enumerate(self.trainer.batches(stage, self.parts)):
+            self.trainer.schedule(self.party.optimiser, stage, number)
+            *sources, target = batches.values()
+            with self.trainer.autocast():
+                logs = self.step(sources, target.x, (stage.first + number) / stage.total, stage.phase)
+            totals = {name: totals.get(name, 0) + value.detach() for name, value in logs.items()}
+        return {name: total / len(stage) for name, total in totals.items()}
 
 
 class Rounds(Method):
@@ -150,12 +201,12 @@ class Rounds(Method):
         """One party per source and one for the target, all starting from the same weights."""
         self.sources = {source.name: self.source_party(source) for source in self.task.sources}
         target = self.task.target
-        self.target = self.trainer.party(target.name, self.trainer.net(self.task), target.train)
+        self.target = self.trainer.party(target.name, self.new_net(), target.train)
         self.parties = [*self.sources.values(), self.target]
         self.losses: dict[str, Tensor] = {}  # of the sources, for the log only
 
     def source_party(self, source: Domain) -> Party:
-        return self.trainer.party(source.name, self.trainer.net(self.task), source.train)
+        return self.trainer.party(source.name, self.new_net(), source.train)
 
     @property
     def net(self) -> Net:
@@ -169,11 +220,19 @@ class Rounds(Method):
         """What the target sends to every source at the start of a round."""
         return parcel(self.net, self.shared)
 
-    def local(self, party: Party, stage: Stage, received: Message) -> Message:
-        """A source's round: take the shared model, train it at home, return weights, statistics and N_k."""
+    def receive(self, party: Party, received: Message) -> None:
+        """A source takes the shared model."""
         unpack(party.net, contents(received))
-        self.losses[party.name] = self.supervised(party, stage, self.source_mixup())
+
+    def report(self, party: Party) -> Message:
+        """What a party tells the target: weights, statistics and N_k."""
         return parcel(party.net) | {"stats": {"samples": torch.tensor(len(party.part))}}
+
+    def local(self, party: Party, stage: Stage, received: Message) -> Message:
+        """A source's round: take the shared model, train it at home, report."""
+        self.receive(party, received)
+        self.losses[party.name] = self.supervised(party, stage, self.source_mixup())
+        return self.report(party)
 
     def source_mixup(self) -> float:
         return self.config.mixup
@@ -187,8 +246,7 @@ class Rounds(Method):
 
     def run(self, stage: Stage) -> Logs:
         hub, uploads = self.task.target.name, {}
-        form = parcel(self.net) | {"stats": {"samples": torch.tensor(0)}}
-        message = self.broadcast()
+        form, message = self.report(self.target), self.broadcast()
         for name, party in self.sources.items():
             received = self.channel.send(message, hub, name)
             uploads[name] = self.channel.send(self.local(party, stage, received), name, hub, like=form)

@@ -1,16 +1,14 @@
 """KD3A: Knowledge Vote, Consensus Focus and BatchNorm MMD in one round (algorithm 1 of the paper).
 
 ``variant: paper`` does what the paper says, ``variant: official`` what the authors' released code does. Every
-difference between the two is a field of :class:`KD3A.Config`, so each can be turned alone.
+difference between the two is a field of :class:`kd3a.methods.kd3a_switches.Config`, so each can be turned alone.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Literal
 
 import torch
-from pydantic import Field, model_validator
 from torch import Tensor
 
 from kd3a import batchnorm
@@ -19,88 +17,16 @@ from kd3a.channel import Message
 from kd3a.consensus import consensus_focus, vote
 from kd3a.domains import Batch, Domain
 from kd3a.losses import confidence_gate, distillation, mixup
-from kd3a.methods.base import Logs, Rounds
-from kd3a.models import Net, contents, unpack
-from kd3a.settings import Settings
+from kd3a.methods.base import Logs
+from kd3a.methods.kd3a_switches import OFFICIAL as OFFICIAL
+from kd3a.methods.kd3a_switches import Config
+from kd3a.methods.weighted import Weighted
+from kd3a.models import Net, contents, parcel, unpack
 from kd3a.trainer import Party, Stage
-from kd3a.weighting import domain_weights, smooth
-
-OFFICIAL = {
-    "shared": "backbone",
-    "consensus": "one-hot",
-    "support": "mask",
-    "fallback": 0.0,
-    "class_vote": "max",
-    "focus": "shapley",
-    "size_factor": False,
-    "target_share": "gated",
-    "weight_momentum": 0.9,
-    "weight_decimals": 4,
-    "vote_on": "stage",
-    "teachers": "train",
-    "batchnorm_mmd": "plain",
-    "mixup": 2.0,
-    "mixup_sources": False,
-    "mixup_weights": "first",
-    "student_passes": "one",
-}
+from kd3a.weighting import domain_weights, dropped, rule_of, smooth
 
 
-class Config(Settings):
-    """KD3A's switches. The defaults are the paper; ``variant: official`` presets the released code's values."""
-
-    variant: Literal["paper", "official"] = "paper"
-    """Which preset the other fields start from."""
-    gate_begin: float = Field(0.9, ge=0, le=1)
-    """Confidence gate at the start of training."""
-    gate_end: float = Field(0.95, ge=0, le=1)
-    """Confidence gate towards the end."""
-    shared: Literal["all", "backbone"] = "all"
-    """What is averaged and sent back; with backbone, every party keeps a head of its own."""
-    consensus: Literal["soft", "one-hot"] = "soft"
-    """The distilled label: mean of the supporters' predictions, or the voted class."""
-    support: Literal["count", "mask"] = "count"
-    """A sample's weight: the number of supporters, or 1."""
-    fallback: float = Field(0.001, ge=0)
-    """A sample's weight when nobody passes the gate."""
-    class_vote: Literal["sum", "max"] = "sum"
-    """What confident teachers add up: whole distributions, or only their largest probability."""
-    focus: Literal["leave-one-out", "shapley", "none"] = "leave-one-out"
-    """How a source's contribution is valued; none weighs sources by size alone."""
-    size_factor: bool = True
-    """Whether N_k multiplies the contribution."""
-    target_share: Literal["size", "gated"] = "size"
-    """Weight of the distilled domain: N_T over all samples, or the share that passed the gate over K + 1."""
-    weight_momentum: float = Field(0.0, ge=0, lt=1)
-    """Moving average of the domain weights over rounds."""
-    weight_decimals: int | None = None
-    """Round the domain weights to so many decimals (they then need not sum to one exactly)."""
-    vote_on: Literal["all", "stage"] = "all"
-    """Vote on the whole target, or only on the samples the round visits."""
-    teachers: Literal["eval", "train"] = "eval"
-    """Teachers predict with their own BatchNorm statistics, or with the target batch's (which overwrite theirs)."""
-    batchnorm_mmd: Literal["closed-form", "loss", "plain", "local"] = "closed-form"
-    """Second moments; the paper's loss; plain average of variances; or statistics stay at home (BatchNorm MMD off)."""
-    mmd_rate: float = Field(0.001, gt=0)
-    """Learning rate of the BatchNorm-MMD loss, as a share of the schedule's; used by batchnorm_mmd: loss only."""
-    mixup: float = Field(0.2, ge=0)
-    """Beta(mixup, mixup) of mixup; 0 turns it off."""
-    mixup_sources: bool = True
-    """Mixup on the sources' batches too, not only on the target's."""
-    mixup_weights: Literal["mixed", "first"] = "mixed"
-    """Weight of a mixed sample: each partner's loss with its own n_p, or the first partner's alone."""
-    student_passes: Literal["all", "one"] = "all"
-    """For r < 1: the student trains on all epochs of the round, or on one."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _preset(cls, values: Any) -> Any:
-        if isinstance(values, dict) and values.get("variant") == "official":
-            return {**OFFICIAL, **values}
-        return values
-
-
-class KD3A(Rounds):
+class KD3A(Weighted):
     """Sources train, teachers vote, a student distils the consensus, the focus weighs, the average is shared."""
 
     name = "kd3a"
@@ -111,6 +37,8 @@ class KD3A(Rounds):
         super().build()
         self.shared = "" if self.config.shared == "all" else "backbone."
         self.teachers = [self.trainer.net(self.task) for _ in self.task.sources]
+        bad = dropped(self.config.weighting)
+        self.voters = [t for t, name in zip(self.teachers, self.sources, strict=True) if name not in bad]
         self.vote_switches = self.config.model_dump(include={"class_vote", "consensus", "support", "fallback"})
 
     def source_party(self, source: Domain) -> Party:
@@ -135,11 +63,11 @@ class KD3A(Rounds):
             unpack(teacher, contents(message))
         gate = confidence_gate(stage.progress, self.config.gate_begin, self.config.gate_end)
         loss, q = self.distil(stage, gate)  # self.net is now the (K+1)-th model
-        alpha = self.weigh(q, gate, [m["stats"]["samples"] for m in uploads.values()])
+        alpha = self.weigh(q, gate, uploads)
         # in train mode the vote has overwritten the teachers' BatchNorm statistics: average what they hold now
         states = [contents(m) for m in uploads.values()]
         if self.config.teachers == "train":
-            states = [dict(t.named_parameters()) | dict(t.named_buffers()) for t in self.teachers]
+            states = [contents(parcel(t)) for t in self.teachers]
         self.average(stage, states, alpha)
         return {"loss": loss, "gate": gate, "weights": alpha}
 
@@ -166,7 +94,7 @@ class KD3A(Rounds):
 
         @torch.no_grad()
         def consensus(batch: Batch, step: int) -> tuple[Tensor, Tensor]:
-            seen.append(torch.stack([t.train()(batch.x).float().softmax(-1) for t in self.teachers], 1))  # (B, K, C)
+            seen.append(torch.stack([t.train()(batch.x).float().softmax(-1) for t in self.voters], 1))  # (B, K, C)
             return vote(seen[-1], gate, **self.vote_switches)
 
         loss = self.train_student(stage, consensus)
@@ -174,7 +102,7 @@ class KD3A(Rounds):
 
     def consult(self, rows: Tensor | None = None) -> Tensor:
         """What the frozen teachers say about the target, once a round: (N, K, C)."""
-        return torch.stack([self.trainer.predict(t, self.target.part, rows) for t in self.teachers], 1)
+        return torch.stack([self.trainer.predict(t, self.target.part, rows) for t in self.voters], 1)
 
     def train_student(self, stage: Stage, consensus) -> Tensor:
         c, net = self.config, self.target.net
@@ -195,20 +123,22 @@ class KD3A(Rounds):
 
     # --- Consensus Focus ------------------------------------------------------------------------------------------
 
-    def weigh(self, q: Tensor, gate: float, sizes: list[Tensor]) -> Tensor:
+    def weigh(self, q: Tensor, gate: float, uploads: dict[str, Message]) -> Tensor:
         """Domain weights of the round, (K + 1,)."""
-        c = self.config
-        if c.focus == "none":
+        c, size_factor = self.config, self.config.size_factor
+        if c.weighting != "consensus-focus":  # another rule, which weighs sizes as it likes
+            focus, size_factor = rule_of(c.weighting)(self.context(uploads, gate, q)).to(q.device), False
+        elif c.focus == "none":
             focus = torch.ones(q.shape[1], device=q.device)
         else:
             focus = consensus_focus(q, gate, c.focus, check=False, class_vote=c.class_vote, fallback=c.fallback)
         passed = (q.amax(-1) > gate).any(1).float().mean()
         alpha = domain_weights(
             focus,
-            torch.stack(sizes).to(q.device),
+            torch.stack([message["stats"]["samples"] for message in uploads.values()]).to(q.device),
             len(self.target.part),
             gated_share=passed,
-            size_factor=c.size_factor,
+            size_factor=size_factor,
             target_share=c.target_share,
         )
         alpha = smooth(alpha, self.memory.get("alpha"), c.weight_momentum, c.weight_decimals)

@@ -1,0 +1,161 @@
+"""What a study page says beside its table: what is missing, where it ran, what crossed, and the verdict."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from kd3a.records import Record
+from kd3a.study import Results, shipped
+
+
+def open_results(study: str, scale: str, folder: str = "") -> Results:
+    """The records of a shipped study, in ``folder``, else in ``KD3A_RESULTS``, else in the repository's results/."""
+    chosen = folder or os.environ.get("KD3A_RESULTS")
+    return Results(shipped(study, scale), Path(chosen) if chosen else None)
+
+
+def finished(results: Results) -> list[tuple[str, Record]]:
+    """Row title and record of every run of the grid that is recorded."""
+    found = results.found()
+    keys = [(title, run.key(results.task(run.target).sha256)) for title, run in results.grid]
+    return [(title, found[key]) for title, key in keys if key in found]
+
+
+def missing(results: Results) -> pd.DataFrame:
+    """How many runs of each row and target are not recorded; empty when all are."""
+    found = results.found()
+    gaps = [
+        {"row": title, "target": run.target}
+        for title, run in results.grid
+        if run.key(results.task(run.target).sha256) not in found
+    ]
+    rows = list(dict.fromkeys(title for title, _ in results.grid))
+    if not gaps:
+        return pd.DataFrame(columns=results.study.domains())
+    counts = pd.DataFrame(gaps).value_counts().unstack(fill_value=0)
+    return counts.reindex(index=[r for r in rows if r in counts.index], columns=results.study.domains(), fill_value=0)
+
+
+def history(runs: Sequence[tuple[str, Record]]) -> pd.DataFrame:
+    """One line per epoch of every run: row, target, seed, epoch, accuracy."""
+    lines = [
+        {"row": title, "target": r["target"], "seed": r["seed"], "epoch": e["epoch"], "accuracy": e["target_accuracy"]}
+        for title, r in runs
+        for e in r["epochs"]
+    ]
+    return pd.DataFrame(lines, columns=["row", "target", "seed", "epoch", "accuracy"])
+
+
+def provenance(runs: Sequence[tuple[str, Record]]) -> dict[str, str]:
+    """Where the records come from, in a reader's words; several values are joined."""
+    if not runs:
+        return {}
+    notes = [record["provenance"] for _, record in runs]
+    days = sorted({note["started"][:10] for note in notes})
+    seconds = sum(record["seconds"] for _, record in runs)
+
+    def all_of(values) -> str:
+        return ", ".join(dict.fromkeys(map(str, values)))
+
+    return {
+        "runs": str(len(runs)),
+        "computing time": f"{duration(seconds)} in all, {duration(seconds / len(runs))} a run",
+        "hardware": all_of(n["device"] if n["device"] != "cpu" else n["cpu"] for n in notes),
+        "threads of a run": all_of(n["threads"] for n in notes),
+        "largest memory": f"{max(record['peak_mb'] for _, record in runs):,.0f} MB",
+        "versions": all_of(f"{name} {v}" for n in notes for name, v in n["versions"].items()),
+        "commit": all_of(n["commit"][:10] + (" with changes" if n["dirty"] else "") for n in notes),
+        "trained": days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}",
+    }
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a reader says them.
+
+    >>> duration(41), duration(300), duration(5400)
+    ('41 s', '5 min', '1.5 h')
+    """
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def exchange(frame: pd.DataFrame, rows: Sequence[str]) -> pd.DataFrame:
+    """Megabytes that crossed in a run and its accuracy in percent, both as means over targets and seeds."""
+    means = frame.groupby("row")[["megabytes", "accuracy", "seconds"]].mean().reindex(rows)
+    means["accuracy"] *= 100
+    return means.rename(columns={"megabytes": "MB exchanged", "accuracy": "accuracy (%)", "seconds": "seconds"})
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Row ``above`` beats every row of ``below``, in mean accuracy over all targets, by at least ``margin``."""
+
+    text: str
+    above: str
+    below: tuple[str, ...]
+    margin: float = 0.0
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What the records say of a claim: the smallest lead over seeds they share; ``holds`` is None if there are none."""
+
+    claim: Claim
+    lead: float
+    std: float
+    seeds: int
+    ahead: int  # seeds in which the claim holds
+
+    @property
+    def holds(self) -> bool | None:
+        if not self.seeds:
+            return None
+        return self.lead >= self.claim.margin if self.claim.margin else self.lead > 0
+
+
+def judge(frame: pd.DataFrame, claims: Sequence[Claim], targets: Sequence[str]) -> list[Finding]:
+    """Hold every claim against the records; only seeds that have all targets of all its rows count.
+
+    The lead of a claim is that over its strongest rival, seed by seed.
+    """
+    wide = frame.pivot_table(index=["row", "seed"], columns="target", values="accuracy")
+    means = wide.reindex(columns=list(targets)).dropna().mean(axis=1).unstack("row") if len(frame) else pd.DataFrame()
+    findings = []
+    for claim in claims:
+        rows = [claim.above, *claim.below]
+        if not set(rows) <= set(means.columns):
+            findings.append(Finding(claim, float("nan"), float("nan"), 0, 0))
+            continue
+        shared = means[rows].dropna()
+        rival = shared[list(claim.below)].mean().idxmax() if len(shared) else claim.below[0]
+        leads = shared[claim.above] - shared[rival]
+        ahead = (leads >= claim.margin) if claim.margin else (leads > 0)
+        findings.append(Finding(claim, leads.mean(), leads.std(ddof=1), len(leads), int(ahead.sum())))
+    return findings
+
+
+def verdict(findings: Sequence[Finding]) -> str:
+    """``reproduced`` when every claim holds, ``not reproduced`` when none does, ``partly reproduced`` between; ``open``
+    while a claim cannot be judged."""
+    held = [finding.holds for finding in findings]
+    if None in held:
+        return "open"
+    return "reproduced" if all(held) else "partly reproduced" if any(held) else "not reproduced"
+
+
+def findings_table(findings: Sequence[Finding]) -> pd.DataFrame:
+    """The claims, the leads in points of accuracy, and whether they hold."""
+    answers = {True: "holds", False: "fails", None: "open"}
+    lines = []
+    for f in findings:
+        spread = f" ± {100 * f.std:.1f}" if f.seeds > 1 else ""
+        lead = f"{100 * f.lead:+.1f}{spread} ({f.seeds})" if f.seeds else "–"
+        needed = f"≥ {100 * f.claim.margin:.1f}" if f.claim.margin else "> 0"
+        lines.append({"claim": f.claim.text, "needed": needed, "measured": lead, "outcome": answers[f.holds]})
+    return pd.DataFrame(lines).set_index("claim")
