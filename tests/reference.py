@@ -96,6 +96,11 @@ def consensus_focus(q: np.ndarray, gate: float, value: str = "leave-one-out", qu
     return focus
 
 
+def official_focus(q: np.ndarray, gate: float) -> np.ndarray:
+    """The released code's CF: Shapley values of its own quality, (K,)."""
+    return consensus_focus(q, gate, "shapley", official_quality)
+
+
 def domain_weights(focus: np.ndarray, sizes: list[int], target_size: int) -> np.ndarray:
     """The paper's domain weights (K + 1,), target last.
 

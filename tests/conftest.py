@@ -1,0 +1,69 @@
+"""What all tests share: one thread, no progress bar, a cache of their own, and the digits built once."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from pathlib import Path
+
+os.environ |= {"OMP_NUM_THREADS": "1", "KD3A_PROGRESS": "0"}  # before torch is imported
+
+import pytest
+import tiny
+import torch
+from filelock import FileLock
+
+from kd3a import models
+from kd3a.data import digits
+
+torch.set_num_threads(1)
+multiprocessing.set_forkserver_preload(["kd3a.cli"])
+
+
+@pytest.fixture(scope="session", autouse=True)
+def session_cache(tmp_path_factory):
+    """No test reads or writes the user's cache; the workers of pytest-xdist share one folder."""
+    root = tmp_path_factory.getbasetemp()
+    folder = (root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / "kd3a-cache"
+    folder.mkdir(exist_ok=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KD3A_CACHE", str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="session")
+def digits_file(session_cache) -> Path:
+    """The cached digits, built when the first test asks for them."""
+    with FileLock(session_cache / "digits.lock"), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KD3A_CACHE", str(session_cache))
+        digits.load()
+        return digits.cache_path()
+
+
+@pytest.fixture
+def own_cache(tmp_path, monkeypatch) -> Path:
+    """A cache without any checkpoint, for one test."""
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    monkeypatch.setenv("KD3A_CACHE", str(folder))
+    return folder
+
+
+@pytest.fixture
+def digits_cache(own_cache, digits_file) -> Path:
+    """A cache with the digits and without any checkpoint, for one test."""
+    (own_cache / digits_file.name).symlink_to(digits_file)
+    return own_cache
+
+
+@pytest.fixture(scope="session")
+def tiny_task():
+    return tiny.make_task()
+
+
+@pytest.fixture(scope="module")
+def small_model():
+    """Adds the network of :func:`tiny.small` to the models, under the name small."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(models.MODELS, "small", tiny.small)
+        yield
