@@ -23,6 +23,7 @@ import yaml
 BOOK = Path(__file__).resolve().parent
 ROOT = BOOK.parent
 WORK = ROOT / "_build" / "work"
+FIGURES = WORK / "figures"  # beside the book, as figures/ is in the repository
 
 
 def pages() -> list[Path]:
@@ -76,16 +77,18 @@ def main() -> int:
     parser.add_argument("--no-html", action="store_true", help="only execute the notebooks")
     arguments = parser.parse_args()
 
-    os.environ |= {"KD3A_PROGRESS": "0", "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    threads = os.environ.get("OMP_NUM_THREADS", "1")
+    os.environ |= {"KD3A_PROGRESS": "0", "OMP_NUM_THREADS": threads, "KD3A_FIGURES": str(FIGURES)}
     shutil.rmtree(WORK, ignore_errors=True)
-    shutil.copytree(BOOK, WORK / "book", ignore=shutil.ignore_patterns("__pycache__", "build.py", ".ipynb_checkpoints"))
+    shutil.copytree(BOOK, WORK / "book", ignore=shutil.ignore_patterns("__pycache__", "*.py", ".ipynb_checkpoints"))
     for page in pages():
         if page.suffix == ".ipynb":
             execute(page, arguments.scale, arguments.train)
+    if arguments.scale == "cpu":  # what the book publishes
+        shutil.copytree(FIGURES, ROOT / "figures", dirs_exist_ok=True)
     if arguments.no_html:
         return 0
     copy_mathjax()
-    shutil.copytree(ROOT / "figures", WORK / "figures")
     html = ROOT / "_build" / "html"
     command = [sys.executable, "-m", "jupyter_book", "build", str(WORK / "book"), "--path-output", str(WORK)]
     done = subprocess.run([*command, "--all", "-W", "-n", "--keep-going", "-q"], check=False)

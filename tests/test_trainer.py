@@ -251,6 +251,7 @@ def losses_of(case: str, task, compiled: bool) -> torch.Tensor:
     return torch.stack([log["loss"] for log in tiny.train(method)])
 
 
+@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")
 def test_compiled_network_gives_about_the_same(tiny_task, certain_model, monkeypatch):
     """With the real compiler, gcc and all; on a network of two layers to keep it short."""
     monkeypatch.setattr("torch._inductor.config.compile_threads", 1)

@@ -18,9 +18,9 @@ class SourceOnly(Local):
     class Config(Supervised):
         """Settings of source-only."""
 
-        budget: Literal["domains", "network"] = "domains"
-        """domains: every source sample is seen as often as in the decentralised methods, so the one network makes K
-        times their steps; network: the one network sees as many samples as one network does there."""
+        budget: Literal["network", "domains"] = "network"
+        """network: the one network sees as many samples as a network does in any other method; domains: it sees every
+        source as often as they do, which makes K times the steps."""
 
     def build(self) -> None:
         hub = self.task.target.name
