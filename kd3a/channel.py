@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kd3a.domains import Part
+from kd3a.errors import UserError
 
 Tensors = Mapping[str, Tensor]
 Message = dict[str, dict[str, Tensor]]  # kind -> name -> tensor
@@ -18,7 +19,7 @@ KINDS = ("data", "params", "buffers", "features", "feature_grads", "stats", "wei
 PRIVATE = ("data", "features", "feature_grads")
 
 
-class RefusedMessage(ValueError):
+class RefusedMessage(UserError, ValueError):
     """A message that must not be used: not finite, or not of the expected names, shapes and types."""
 
 

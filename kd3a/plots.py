@@ -196,13 +196,14 @@ def round_diagram() -> Figure:
     return figure
 
 
-def telling_samples(q: Tensor, n: Tensor, each: int = 2) -> Tensor:
-    """Positions of samples worth showing: from many supporters to none, those that divide the teachers most."""
+def telling_samples(q: Tensor, n: Tensor, gate: float, each: int = 2) -> Tensor:
+    """Positions of samples worth showing, from many supporters to none: first those on which somebody sure was outvoted,
+    then those that divide the teachers most."""
     level, choice = n.round().long(), q.argmax(-1)  # the fallback weight rounds to 0
-    opinions = torch.tensor([len(set(row)) for row in choice.tolist()])
-    order = opinions.argsort(descending=True, stable=True)
-    ranked = [order[(level[order] == k).cpu()][:each] for k in range(q.shape[1], -1, -1)]
-    return torch.cat(ranked)
+    outvoted = ((q.amax(-1) > gate) & ~supporters(q, gate)).sum(1)  # (N,)
+    opinions = torch.tensor([len(set(row)) for row in choice.tolist()], device=q.device)
+    order = ((q.shape[1] + 1) * outvoted + opinions).argsort(descending=True, stable=True)
+    return torch.cat([order[level[order] == k][:each] for k in range(q.shape[1], -1, -1)])
 
 
 @styled
@@ -261,13 +262,14 @@ def vote_precision(p: Tensor, n: Tensor, y: Tensor, teachers: int) -> Figure:
     right = (p.argmax(-1) == y).double()
     figure, (left, other) = canvas(2.5, 1, 2)
     counts = [int((level == k).sum()) for k in range(teachers + 1)]
-    share = [100 * float(right[level == k].mean()) if count else 0.0 for k, count in enumerate(counts)]
+    share = [100 * float(right[level == k].mean()) if count else np.nan for k, count in enumerate(counts)]
     for ax, values, label, colour in (
         (left, share, "consensus right (%)", BLUE),
         (other, [100 * c / len(y) for c in counts], "target samples (%)", GREY),
     ):
         bars = ax.bar(range(teachers + 1), values, color=colour, width=0.7)
-        ax.bar_label(bars, fmt="%.0f", padding=2, fontsize=9.5)
+        texts = ["–" if np.isnan(value) else f"{value:.0f}" for value in values]
+        ax.bar_label(bars, texts, padding=2, fontsize=9.5)
         ax.set(xlabel="sources that support it", ylabel=label, ylim=(0, 112), xticks=range(teachers + 1))
         ax.grid(axis="x", visible=False)
     return figure

@@ -1,0 +1,69 @@
+"""The README is true: its commands run, its tables are what the records say, its map names what is there."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kd3a.records import ROOT
+
+README = (ROOT / "README.md").read_text()
+COMMANDS = [
+    line.split("#")[0].strip() for block in re.findall(r"```sh\n(.*?)```", README, re.DOTALL) for line in block.splitlines()
+]
+
+
+def run(words: list[str]) -> subprocess.CompletedProcess:
+    return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+
+
+def test_there_are_commands():
+    assert [c for c in COMMANDS if c.startswith("make ")] == ["make book", "make test"]
+    assert sum(c.startswith(".venv/bin/") for c in COMMANDS) >= 4
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("make ")])
+def test_make_knows_its_targets(command):
+    """The targets themselves are this test run and the book's tests; here, that make would do something for them."""
+    assert "python" in run([*shlex.split(command), "--dry-run"]).stdout
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith(".venv/bin/")])
+def test_commands_run(command, tmp_path):
+    program, *words = shlex.split(command)
+    words = [str(tmp_path / word) if word == "out.ipynb" else word for word in words]
+    done = run([str(Path(sys.executable).with_name(Path(program).name)), *words])
+    assert done.returncode == 0, done.stderr
+
+
+def test_make_help_lists_every_target():
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    listed = set(re.findall(r"make (\w+)", run(["make", "help"]).stdout))
+    assert targets == listed
+
+
+def test_tables_come_from_the_records():
+    spec = importlib.util.spec_from_file_location("headline", ROOT / "book" / "headline.py")
+    headline = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(headline)
+    assert headline.filled(README) == README, "run python book/headline.py"
+
+
+def test_pictures_and_rooms_exist():
+    for picture in re.findall(r"!\[.+?\]\((.+?)\)", README):
+        assert (ROOT / picture).exists()
+    for room in re.findall(r"^\| `(\w+/)` \|", README, re.MULTILINE):
+        assert (ROOT / room).is_dir()
+
+
+def test_environment_and_lock_agree_with_the_package():
+    lock = {re.split(r"==", line)[0].lower().replace("_", "-") for line in (ROOT / "requirements.lock").read_text().split()}
+    for name in re.findall(r'^\s+"([a-zA-Z0-9-]+)', (ROOT / "pyproject.toml").read_text(), re.MULTILINE):
+        assert name.lower() in lock, f"{name} is not in requirements.lock"
+    assert "-r requirements.lock" in (ROOT / "environment.yml").read_text()
