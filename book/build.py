@@ -90,7 +90,8 @@ def main() -> int:
         return 0
     copy_mathjax()
     html = ROOT / "_build" / "html"
-    command = [sys.executable, "-m", "jupyter_book", "build", str(WORK / "book"), "--path-output", str(WORK)]
+    program = Path(sys.executable).with_name("jupyter-book")
+    command = [str(program), "build", str(WORK / "book"), "--path-output", str(WORK)]
     done = subprocess.run([*command, "--all", "-W", "-n", "--keep-going", "-q"], check=False)
     if done.returncode:
         return done.returncode

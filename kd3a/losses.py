@@ -394,6 +394,5 @@ def cluster_dispersion(features: Tensor, clusters: Tensor, number: int, squared:
     if squared:
         centres = members.T @ features / size.clamp(min=1)[:, None]
         return (features - centres[clusters]).square().sum()
-    apart = torch.cdist(features, features, compute_mode="donot_use_mm_for_euclid_dist")  # exact where it is zero
-    within = torch.einsum("ir,ij,jr->r", members, apart, members)
+    within = (members * (torch.cdist(features, features) @ members)).sum(0)  # (R,)
     return (within / (2 * size.clamp(min=1))).sum()

@@ -197,8 +197,8 @@ def round_diagram() -> Figure:
 
 
 def telling_samples(q: Tensor, n: Tensor, gate: float, each: int = 2) -> Tensor:
-    """Positions of samples worth showing, from many supporters to none: first those on which somebody sure was outvoted,
-    then those that divide the teachers most."""
+    """Positions of samples worth showing, from many supporters to none: first those on which somebody sure was
+    outvoted, then those that divide the teachers most."""
     level, choice = n.round().long(), q.argmax(-1)  # the fallback weight rounds to 0
     outvoted = ((q.amax(-1) > gate) & ~supporters(q, gate)).sum(1)  # (N,)
     opinions = torch.tensor([len(set(row)) for row in choice.tolist()], device=q.device)

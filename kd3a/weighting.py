@@ -43,8 +43,8 @@ def domain_weights(
         \alpha_k = (1 - \alpha_{K+1}) \frac{N_k\,\mathrm{CF}_k}{\sum_j N_j\,\mathrm{CF}_j}
 
     A negative :math:`\mathrm{CF}_k` (possible for leave-one-out) counts as zero: a source whose removal improves the
-    consensus gets no weight. If no source is left, weights go by :math:`N_k` alone (uniform without the size factor), as
-    in the first rounds of the released code, when nobody passes the gate. In the paper's variant the 0.001 of the
+    consensus gets no weight. If no source is left, weights go by :math:`N_k` alone (uniform without the size factor),
+    as in the first rounds of the released code, when nobody passes the gate. In the paper's variant the 0.001 of the
     fallback keeps the quality positive there, and the weights then follow who is sharper on average.
 
     Args:

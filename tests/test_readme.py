@@ -15,7 +15,9 @@ from kd3a.records import ROOT
 
 README = (ROOT / "README.md").read_text()
 COMMANDS = [
-    line.split("#")[0].strip() for block in re.findall(r"```sh\n(.*?)```", README, re.DOTALL) for line in block.splitlines()
+    line.split("#")[0].strip()
+    for block in re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
+    for line in block.splitlines()
 ]
 
 
@@ -63,7 +65,9 @@ def test_pictures_and_rooms_exist():
 
 
 def test_environment_and_lock_agree_with_the_package():
-    lock = {re.split(r"==", line)[0].lower().replace("_", "-") for line in (ROOT / "requirements.lock").read_text().split()}
+    lock = {
+        re.split(r"==", line)[0].lower().replace("_", "-") for line in (ROOT / "requirements.lock").read_text().split()
+    }
     for name in re.findall(r'^\s+"([a-zA-Z0-9-]+)', (ROOT / "pyproject.toml").read_text(), re.MULTILINE):
         assert name.lower() in lock, f"{name} is not in requirements.lock"
     assert "-r requirements.lock" in (ROOT / "environment.yml").read_text()

@@ -151,14 +151,14 @@ def test_a_study_killed_again_and_again_ends_with_the_same_records(
     logs = (tmp_path / f"{i}.log" for i in count())
     assert Child(arguments, digits_cache, next(logs), afresh=True).kill_when(lambda: checkpoints(digits_cache))
     rng, killed = random.Random(0), 1
-    for _ in range(5):
+    for _ in range(4):
         before, patience = times_written(digits_cache), rng.uniform(0, 0.6)
         child, began = Child(arguments, digits_cache, next(logs)), time.monotonic()
         if rng.random() < 0.5:
             killed += child.kill_when(lambda before=before: times_written(digits_cache) != before)
         else:
             killed += child.kill_when(lambda end=began + patience: time.monotonic() > end)
-    assert killed >= 4
+    assert killed >= 3
     assert Child(arguments, digits_cache, next(logs)).wait() == 0
     assert results(tmp_path) == uninterrupted
     assert not checkpoints(digits_cache)
@@ -181,7 +181,7 @@ def test_a_single_run_goes_on_where_it_was_killed(uninterrupted, digits_cache, t
 
 
 def test_two_studies_share_the_grid(digits_cache, tmp_path):
-    short = {"epochs": 1, "epoch_samples": 100, "batch_size": 50}
+    short = {"epochs": 1, "epoch_samples": 50, "batch_size": 25}
     methods = [
         {"method": "oracle"},
         {"method": "fedavg"},
@@ -192,8 +192,8 @@ def test_two_studies_share_the_grid(digits_cache, tmp_path):
     pair = [Child(study(params, tmp_path), digits_cache, tmp_path / name, together) for name in ("one", "two")]
     assert [child.wait() for child in pair] == [0, 0]
     trained = [[line for line in child.log.read_text().splitlines() if line.startswith("[")] for child in pair]
-    assert min(map(len, trained)) > 0 and len(trained[0]) + len(trained[1]) == 6
-    assert len((tmp_path / "tiny-quick.jsonl").read_text().splitlines()) == 6
+    assert min(map(len, trained)) > 0 and len(trained[0]) + len(trained[1]) == 4
+    assert len((tmp_path / "tiny-quick.jsonl").read_text().splitlines()) == 4
 
 
 # --- the same on the tiny task, without other processes ---------------------------------------------------------------
