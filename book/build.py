@@ -62,12 +62,13 @@ def hide_injected_parameters(path: Path) -> None:
     nbformat.write(notebook, path)
 
 
-def copy_mathjax() -> None:
-    """Put MathJax beside the pages, so that formulas need no network."""
+def copy_mathjax(html: Path) -> None:
+    """Put MathJax beside the pages, so that formulas need no network.
+
+    Only now: what lies in ``_static`` when Jupyter Book starts is loaded by every page, and so would be loaded twice.
+    """
     script = next(f for f in files("sphinx-mathjax-offline") if f.name == "tex-svg.js")
-    static = WORK / "book" / "_static"
-    static.mkdir(exist_ok=True)
-    shutil.copy(script.locate(), static / "tex-svg.js")
+    shutil.copy(script.locate(), html / "_static" / "tex-svg.js")
 
 
 def main() -> int:
@@ -88,7 +89,6 @@ def main() -> int:
         shutil.copytree(FIGURES, ROOT / "figures", dirs_exist_ok=True)
     if arguments.no_html:
         return 0
-    copy_mathjax()
     html = ROOT / "_build" / "html"
     program = Path(sys.executable).with_name("jupyter-book")
     command = [str(program), "build", str(WORK / "book"), "--path-output", str(WORK)]
@@ -97,6 +97,7 @@ def main() -> int:
         return done.returncode
     shutil.rmtree(html, ignore_errors=True)
     shutil.copytree(WORK / "_build" / "html", html)
+    copy_mathjax(html)
     print(html / "index.html")
     return 0
 

@@ -19,7 +19,7 @@ KINDS = ("data", "params", "buffers", "features", "feature_grads", "stats", "wei
 PRIVATE = ("data", "features", "feature_grads")
 
 
-class RefusedMessage(UserError, ValueError):
+class RefusedMessage(UserError):
     """A message that must not be used: not finite, or not of the expected names, shapes and types."""
 
 

@@ -13,6 +13,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from kd3a.errors import UserError
+
 Variant = Literal["paper", "official"]
 Value = Literal["leave-one-out", "shapley"]
 
@@ -27,11 +29,11 @@ CHUNK = 1 << 23  # elements of the largest intermediate tensor when coalitions a
 def check_predictions(q: Tensor, names: list[str] | None = None) -> None:
     """Refuse predictions that are not (N, K, C) or not finite, naming the teacher. Reads one flag per teacher."""
     if q.ndim != 3:
-        raise ValueError(f"q must have shape (N, K, C), one distribution per sample and teacher, not {tuple(q.shape)}.")
+        raise UserError(f"q must have shape (N, K, C), one distribution per sample and teacher, not {tuple(q.shape)}.")
     finite = torch.isfinite(q).all(-1).all(0)  # (K,)
     for k, fine in enumerate(finite.tolist()):
         if not fine:
-            raise ValueError(f"The predictions of teacher {names[k] if names else k} are not finite.")
+            raise UserError(f"The predictions of teacher {names[k] if names else k} are not finite.")
 
 
 def supporters(q: Tensor, gate: float, class_vote: str = "sum") -> Tensor:

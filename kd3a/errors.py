@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 
-class UserError(Exception):
+class UserError(ValueError):
     """What is wrong, where, and what to do, in one sentence. The command line prints it and exits with code 2."""
 
 

@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 from kd3a import models
 from kd3a.channel import Channel
 from kd3a.methods import METHODS
+from kd3a.methods import kd3a as kd3a_method
 from kd3a.methods.oracle import Oracle
 from kd3a.settings import Training
 from kd3a.trainer import Trainer
@@ -74,7 +75,7 @@ def set_up() -> None:
     backend_registration._setup_privateuseone_for_python_backend(NAME, backend_module=Backend())
     models.MODELS["small"] = tiny.small
     nn.Module.to = move
-    Channel.check = lambda *_, **__: None
+    Channel.check = kd3a_method.check_predictions = lambda *_, **__: None
 
 
 def move(module: nn.Module, device: torch.device | None = None, memory_format=None) -> nn.Module:

@@ -14,7 +14,7 @@ from torch import Tensor
 from kd3a import batchnorm
 from kd3a.aggregate import aggregate
 from kd3a.channel import Message
-from kd3a.consensus import consensus_focus, vote
+from kd3a.consensus import check_predictions, consensus_focus, vote
 from kd3a.domains import Batch, Domain
 from kd3a.losses import confidence_gate, distillation, mixup
 from kd3a.methods.base import Logs
@@ -38,7 +38,7 @@ class KD3A(Weighted):
         self.shared = "" if self.config.shared == "all" else "backbone."
         self.teachers = [self.trainer.net(self.task) for _ in self.task.sources]
         bad = dropped(self.config.weighting)
-        self.voters = [t for t, name in zip(self.teachers, self.sources, strict=True) if name not in bad]
+        self.voters = {n: t for n, t in zip(self.sources, self.teachers, strict=True) if n not in bad}
         self.vote_switches = self.config.model_dump(include={"class_vote", "consensus", "support", "fallback"})
 
     def source_party(self, source: Domain) -> Party:
@@ -63,6 +63,7 @@ class KD3A(Weighted):
             unpack(teacher, contents(message))
         gate = confidence_gate(stage.progress, self.config.gate_begin, self.config.gate_end)
         loss, q = self.distil(stage, gate)  # self.net is now the (K+1)-th model
+        check_predictions(q, list(self.voters))
         alpha = self.weigh(q, gate, uploads)
         # in train mode the vote has overwritten the teachers' BatchNorm statistics: average what they hold now
         states = [contents(m) for m in uploads.values()]
@@ -94,7 +95,8 @@ class KD3A(Weighted):
 
         @torch.no_grad()
         def consensus(batch: Batch, step: int) -> tuple[Tensor, Tensor]:
-            seen.append(torch.stack([t.train()(batch.x).float().softmax(-1) for t in self.voters], 1))  # (B, K, C)
+            answers = [teacher.train()(batch.x).float().softmax(-1) for teacher in self.voters.values()]
+            seen.append(torch.stack(answers, 1))  # (B, K, C)
             return vote(seen[-1], gate, **self.vote_switches)
 
         loss = self.train_student(stage, consensus)
@@ -102,7 +104,7 @@ class KD3A(Weighted):
 
     def consult(self, rows: Tensor | None = None) -> Tensor:
         """What the frozen teachers say about the target, once a round: (N, K, C)."""
-        return torch.stack([self.trainer.predict(t, self.target.part, rows) for t in self.voters], 1)
+        return torch.stack([self.trainer.predict(t, self.target.part, rows) for t in self.voters.values()], 1)
 
     def train_student(self, stage: Stage, consensus) -> Tensor:
         c, net = self.config, self.target.net
@@ -155,7 +157,7 @@ class KD3A(Weighted):
         merged = aggregate(states, alpha, "plain" if c.batchnorm_mmd == "plain" else "closed-form")
         local = () if c.batchnorm_mmd != "local" else tuple(n for n, _ in net.named_buffers())
         unpack(net, {n: t for n, t in merged.items() if n.startswith(self.shared) and n not in local})
-        if c.batchnorm_mmd == "loss":
+        if c.batchnorm_mmd == "loss" and any(name.endswith("running_mean") for name in own):
             self.match_statistics(stage, net, states, alpha)
 
     def match_statistics(self, stage: Stage, net: Net, states: list[dict[str, Tensor]], alpha: Tensor) -> None:
