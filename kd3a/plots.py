@@ -1,6 +1,6 @@
 """Every figure of the book, in one style. Functions return a Figure; :func:`save` writes it as a deterministic SVG.
 
-Figures are 5.5 inches wide with 10-point text, so that they stay legible when a phone shrinks them to its width.
+Figures are 5.2 inches wide with 10-point text, so that they stay legible when a phone shrinks them to its width.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kd3a.consensus import supporters
 from kd3a.domains import Domain
 from kd3a.records import Record
 
-WIDTH = 5.5  # inches
+WIDTH = 5.2  # inches
 PALETTE = sns.color_palette("colorblind").as_hex()
 BLUE, ORANGE, GREEN, RED, PURPLE, BROWN, PINK, GREY, YELLOW, SKY = PALETTE
 INK, FAINT = "#222222", "#c8c8c8"
@@ -129,7 +129,7 @@ def contact_sheet(domains: Mapping[str, Domain], classes: Sequence[str]) -> Figu
             at = int((domain.train.y == column).nonzero()[0])
             top, left = row * (high + gap), column * (wide + gap)
             sheet[top : top + high, left : left + wide] = as_image(domain.train.x[at])
-    figure, ax = canvas(0.3 + 4.4 * sheet.shape[0] / sheet.shape[1])
+    figure, ax = canvas(0.3 + 4.1 * sheet.shape[0] / sheet.shape[1])
     ax.imshow(sheet, interpolation="nearest")
     ax.set_yticks([row * (high + gap) + high / 2 for row in range(len(domains))], list(domains))
     ax.set_xticks([column * (wide + gap) + wide / 2 for column in range(len(classes))], list(classes))
@@ -267,7 +267,7 @@ def vote_precision(p: Tensor, n: Tensor, y: Tensor, teachers: int) -> Figure:
         (left, share, "consensus right (%)", BLUE),
         (other, [100 * c / len(y) for c in counts], "target samples (%)", GREY),
     ):
-        bars = ax.bar(range(teachers + 1), values, color=colour, width=0.7)
+        bars = ax.bar(range(teachers + 1), np.nan_to_num(values), color=colour, width=0.7)
         texts = ["–" if np.isnan(value) else f"{value:.0f}" for value in values]
         ax.bar_label(bars, texts, padding=2, fontsize=9.5)
         ax.set(xlabel="sources that support it", ylabel=label, ylim=(0, 112), xticks=range(teachers + 1))
@@ -320,12 +320,20 @@ def layer_statistics(means: Tensor, variances: Tensor, alpha: Tensor, names: Seq
 # --- whole runs and studies -------------------------------------------------------------------------------------
 
 #: The colour of a row wherever it appears; rows without one take the next of the palette.
-ROWS = {"Oracle": GREY, "Source-only": BROWN, "FedAvg": ORANGE, "KD3A": BLUE, "KD3A (no mixup)": SKY,
-        "KD3A (official)": GREEN}  # fmt: skip
+ROWS = {
+    "Oracle": GREY,
+    "Source-only": BROWN,
+    "Source-only (K times the steps)": "#7a4a1d",
+    "FedAvg": ORANGE,
+    "KD3A": BLUE,
+    "KD3A (target statistics)": PURPLE,
+    "KD3A (official)": GREEN,
+    "KD3A (no mixup)": SKY,
+}
 
 
 def row_colours(rows: Sequence[str]) -> dict[str, str]:
-    spare = iter([PURPLE, PINK, YELLOW, RED] * len(rows))
+    spare = iter([YELLOW, RED, INK] * len(rows))
     return {row: ROWS.get(row) or next(spare) for row in rows}
 
 
@@ -338,9 +346,10 @@ def curves(history: pd.DataFrame, rows: Sequence[str], columns: int = 2) -> Figu
     targets = list(dict.fromkeys(history["target"]))
     if not targets:
         return nothing()
+    rows = [row for row in rows if (history["row"] == row).any()]
     columns = min(columns, len(targets))
     lines = -(-len(targets) // columns)
-    figure, axes = canvas(0.6 + 2.1 * lines, lines, columns, squeeze=False, sharex=True, sharey=True)
+    figure, axes = canvas(1 + 2 * lines, lines, columns, squeeze=False, sharex=True, sharey=True)
     colours = row_colours(rows)
     for ax, target in zip(axes.flat, targets, strict=False):
         for row in rows:
@@ -349,15 +358,23 @@ def curves(history: pd.DataFrame, rows: Sequence[str], columns: int = 2) -> Figu
             mean, std = 100 * seeds.mean(), 100 * seeds.std(ddof=1).fillna(0)
             ax.plot(mean.index, mean, color=colours[row], label=row)
             ax.fill_between(mean.index, mean - std, mean + std, color=colours[row], alpha=0.2, lw=0)
-        ax.set_title(target if len(targets) > 1 else "")
+        ax.set_title(target if len(targets) > 1 else "", fontweight="bold", loc="left")
         ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-    for ax in axes.flat[len(targets) :]:
-        ax.remove()
+    _remove_spare(axes, len(targets))
     figure.supxlabel("epoch", fontsize=10)
     figure.supylabel("target accuracy (%)", fontsize=10)
     handles, labels = axes.flat[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=3, columnspacing=1.2, handletextpad=0.5)
+    wide = max(map(len, labels)) > 18
+    figure.legend(handles, labels, loc="outside upper center", ncols=2 if wide else 3, columnspacing=1.2)
     return figure
+
+
+def _remove_spare(axes: np.ndarray, used: int) -> None:
+    """Take away the panels nobody needs; the panel above one shows its own ticks instead."""
+    columns = axes.shape[1]
+    for ax, above in zip(axes.flat[used:], axes.flat[used - columns :], strict=False):
+        ax.remove()
+        above.xaxis.set_tick_params(labelbottom=True)
 
 
 @styled
@@ -369,24 +386,25 @@ def accuracy_bars(summary: pd.DataFrame, rows: Sequence[str], targets: Sequence[
     shown = [row for row in rows if (summary[summary["row"] == row]["n"] > 0).any()]
     if not shown:
         return nothing()
-    panels = [*targets, "mean"]
-    columns = 2
+    panels, columns = [*targets, "mean"], 2
+    names = [row.replace(" (", "\n(") for row in shown]
     lines = -(-len(panels) // columns)
-    figure, axes = canvas(0.45 + lines * (0.45 + 0.22 * len(shown)), lines, columns, squeeze=False, sharex=True,
-                          sharey=True)  # fmt: skip
+    tall = 0.28 if any("\n" in name for name in names) else 0.22  # inches of a bar
+    height = 0.45 + lines * (0.4 + tall * len(shown))
+    figure, axes = canvas(height, lines, columns, squeeze=False, sharex=True, sharey=True)
     colours = row_colours(rows)
+    at = np.arange(len(shown))
     for ax, target in zip(axes.flat, panels, strict=False):
         cells = summary[summary["target"] == target].set_index("row").reindex(shown)
-        at = np.arange(len(shown))
-        ax.barh(at, 100 * cells["mean"], 0.74, color=[colours[row] for row in shown],
-                xerr=100 * cells["std"].fillna(0), error_kw={"lw": 1.4, "ecolor": INK})  # fmt: skip
+        spread = {"xerr": 100 * cells["std"].fillna(0), "error_kw": {"lw": 1.4, "ecolor": INK}}
+        ax.barh(at, 100 * cells["mean"], 0.74, color=[colours[row] for row in shown], **spread)
         ax.set_title("mean of all targets" if target == "mean" else target, fontweight="bold", loc="left")
-        ax.set(xlim=(0, 100), yticks=at, yticklabels=shown)
+        ax.set(xlim=(0, 100))
+        ax.set_yticks(at, names, fontsize=8.5, linespacing=0.95)
         ax.grid(axis="y", visible=False)
         ax.tick_params(axis="y", length=0)
     axes[0, 0].invert_yaxis()
-    for ax in axes.flat[len(panels) :]:
-        ax.remove()
+    _remove_spare(axes, len(panels))
     figure.supxlabel("accuracy on the target (%)", fontsize=10)
     return figure
 
