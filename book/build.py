@@ -81,7 +81,7 @@ def main() -> int:
     threads = os.environ.get("OMP_NUM_THREADS", "1")
     os.environ |= {"KD3A_PROGRESS": "0", "OMP_NUM_THREADS": threads, "KD3A_FIGURES": str(FIGURES)}
     shutil.rmtree(WORK, ignore_errors=True)
-    shutil.copytree(BOOK, WORK / "book", ignore=shutil.ignore_patterns("__pycache__", "*.py", ".ipynb_checkpoints"))
+    shutil.copytree(BOOK, WORK / "book", ignore=shutil.ignore_patterns("*.py", "*.toml", "__pycache__", ".*"))
     for page in pages():
         if page.suffix == ".ipynb":
             execute(page, arguments.scale, arguments.train)

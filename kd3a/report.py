@@ -86,10 +86,16 @@ def duration(seconds: float) -> str:
 
 
 def exchange(frame: pd.DataFrame, rows: Sequence[str]) -> pd.DataFrame:
-    """Megabytes that crossed in a run and its accuracy in percent, both as means over targets and seeds."""
-    means = frame.groupby("row")[["megabytes", "accuracy", "seconds"]].mean().reindex(rows)
-    means["accuracy"] *= 100
-    return means.rename(columns={"megabytes": "MB exchanged", "accuracy": "accuracy (%)", "seconds": "seconds"})
+    """What crossed in a run, its accuracy and its time, as means over targets and seeds, in text cells."""
+    means = frame.groupby("row")[["megabytes", "accuracy", "seconds"]].mean().reindex(rows).astype(float)
+    cells = pd.DataFrame(index=rows)
+    for title, values, form in (
+        ("MB exchanged", means["megabytes"], "{:,.1f}"),
+        ("accuracy (%)", 100 * means["accuracy"], "{:.1f}"),
+        ("seconds", means["seconds"], "{:,.0f}"),
+    ):
+        cells[title] = ["–" if pd.isna(value) else form.format(value) for value in values]
+    return cells
 
 
 @dataclass(frozen=True)
@@ -129,7 +135,7 @@ def judge(frame: pd.DataFrame, claims: Sequence[Claim], targets: Sequence[str]) 
     findings = []
     for claim in claims:
         rows = [claim.above, *claim.below]
-        if not set(rows) <= set(means.columns):
+        if not claim.below or not set(rows) <= set(means.columns):
             findings.append(Finding(claim, float("nan"), float("nan"), 0, 0))
             continue
         shared = means[rows].dropna()
