@@ -19,6 +19,7 @@ from pathlib import Path
 import nbformat
 import papermill
 import yaml
+from filelock import FileLock
 
 BOOK = Path(__file__).resolve().parent
 ROOT = BOOK.parent
@@ -78,16 +79,23 @@ def main() -> int:
     parser.add_argument("--no-html", action="store_true", help="only execute the notebooks")
     arguments = parser.parse_args()
 
+    WORK.parent.mkdir(exist_ok=True)
+    with FileLock(WORK.parent / "book.lock"):  # two builds would tread on each other's pages
+        return build(arguments.scale, arguments.train, arguments.no_html)
+
+
+def build(scale: str, train: bool, no_html: bool) -> int:
+    """Execute every notebook, publish its figures, render the pages; 0 if nothing was wrong."""
     threads = os.environ.get("OMP_NUM_THREADS", "1")
     os.environ |= {"KD3A_PROGRESS": "0", "OMP_NUM_THREADS": threads, "KD3A_FIGURES": str(FIGURES)}
     shutil.rmtree(WORK, ignore_errors=True)
     shutil.copytree(BOOK, WORK / "book", ignore=shutil.ignore_patterns("*.py", "*.toml", "__pycache__", ".*"))
     for page in pages():
         if page.suffix == ".ipynb":
-            execute(page, arguments.scale, arguments.train)
-    if arguments.scale == "cpu":  # what the book publishes
+            execute(page, scale, train)
+    if scale == "cpu":  # what the book publishes
         shutil.copytree(FIGURES, ROOT / "figures", dirs_exist_ok=True)
-    if arguments.no_html:
+    if no_html:
         return 0
     html = ROOT / "_build" / "html"
     program = Path(sys.executable).with_name("jupyter-book")

@@ -19,6 +19,7 @@ from kd3a.methods import METHODS
 from kd3a.runs import Run, execute, forget, make_run
 from kd3a.settings import Hardware, Training
 from kd3a.study import Results, load_study, shipped, table
+from kd3a.trainer import pick_device
 
 SCALES = ("quick", "cpu", "paper")
 
@@ -106,7 +107,9 @@ def _hardware(command: argparse.ArgumentParser) -> None:
 
 def hardware_of(arguments: argparse.Namespace) -> Hardware:
     names = ("device", "precision", "compile", "threads")
-    return Hardware.read({name: getattr(arguments, name) for name in names})
+    hardware = Hardware.read({name: getattr(arguments, name) for name in names})
+    pick_device(hardware.device)  # an absent one is told before anything is loaded
+    return hardware
 
 
 def pairs(texts: list[str], option: str) -> list[tuple[str, str]]:
@@ -125,7 +128,10 @@ def run_of(arguments: argparse.Namespace) -> Run:
     training = study.training.model_dump()
     config = next((entry.config for entry in study.methods if entry.method == arguments.method), {}).copy()
     for key, text in pairs(arguments.set, "--set"):
-        value: Any = yaml.safe_load(text)
+        try:
+            value: Any = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise UserError(f"--set {key}={text}: the value cannot be read; write it as in a YAML file.") from None
         if key in Training.model_fields:
             training[key] = value
         elif key in method.Config.model_fields:
@@ -141,14 +147,9 @@ def do_run(arguments: argparse.Namespace) -> None:
     run, hardware = run_of(arguments), hardware_of(arguments)
     task = data.load(run.dataset, run.target, arguments.data)
     key = run.key(task.sha256)
-    known = {r["key"]: r for r in records.read(arguments.out)} if arguments.out else {}
-    record = known.get(key)
-    if record is None:
-        quiet = arguments.quiet or arguments.json
-        record = execute(run, task, hardware, run.dataset, arguments.scale, quiet)
-        if arguments.out:
-            records.append(arguments.out, record)
-        forget(key)
+    quiet = arguments.quiet or arguments.json
+    record = execute(run, task, hardware, run.dataset, arguments.scale, quiet, out=arguments.out)
+    forget(key)
     if arguments.json:
         print(json.dumps(record))
         return

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -44,16 +45,22 @@ def read(path: Path) -> list[Record]:
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        try:
-            record = json.loads(line)
-        except ValueError:
+        record = _parsed(line)
+        if record is None:
             if number == len(lines):  # no newline after it: the writer was cut off
                 continue
-            raise UserError(
-                f"{path}, line {number} is not a JSON record; restore the file or delete the line."
-            ) from None
+            raise UserError(f"{path}, line {number} is not a JSON record; restore the file or delete the line.")
         records.setdefault(record["key"], record)
     return list(records.values())
+
+
+def _parsed(line: bytes) -> Record | None:
+    """The record of a line, or nothing if it is none."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) and "key" in record else None
 
 
 def append(path: Path, record: Record) -> None:
@@ -64,8 +71,12 @@ def append(path: Path, record: Record) -> None:
             return
         with open(path, "ab+") as file:
             file.seek(0)
-            whole = file.read().rfind(b"\n") + 1
-            file.truncate(whole)
+            text = file.read()
+            whole = text.rfind(b"\n") + 1
+            if text[whole:] and _parsed(text[whole:]):  # only its newline is missing
+                file.write(b"\n")
+            else:
+                file.truncate(whole)
             file.write(json.dumps(record, separators=(",", ":")).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
@@ -112,4 +123,5 @@ def _command() -> str:
     program = Path(sys.argv[0])
     if program.name == "ipykernel_launcher.py":
         return "notebook"
-    return " ".join([program.name, *sys.argv[1:]])
+    words = [re.sub(r"(^|=)/.*/", r"\1…/", word) for word in sys.argv[1:]]  # nobody's folders go into a record
+    return " ".join([program.name, *words])

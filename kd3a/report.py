@@ -122,7 +122,7 @@ class Finding:
     def holds(self) -> bool | None:
         if not self.seeds:
             return None
-        return self.lead >= self.claim.margin if self.claim.margin else self.lead > 0
+        return bool(self.lead >= self.claim.margin if self.claim.margin else self.lead > 0)
 
 
 def judge(frame: pd.DataFrame, claims: Sequence[Claim], targets: Sequence[str]) -> list[Finding]:

@@ -97,8 +97,12 @@ def execute(
     scale: str = "",
     quiet: bool = False,
     on_stage: Callable[[Method, Stage], None] | None = None,
+    out: Path | None = None,
 ) -> records.Record:
-    """Train the run and return its record; goes on from the run's checkpoint if there is one."""
+    """Train the run and return its record; goes on from the run's checkpoint if there is one.
+
+    With ``out``, the record is appended to that file, and a run that is there already is not trained again.
+    """
     key = run.key(task.sha256)
     checkpoint = checkpoint_folder() / f"{key}.safetensors"
     torch.set_num_threads(hardware.threads)
@@ -107,6 +111,9 @@ def execute(
     except Timeout:
         raise UserError(f"Run {key} is being trained by another process on this machine.") from None
     with lock, torch.random.fork_rng(_gpus()):
+        known = {record["key"]: record for record in records.read(out)} if out else {}
+        if key in known:
+            return known[key]
         method = start(run, task, hardware)
         device = method.trainer.device
         journal = Journal(records.provenance(device, hardware.threads))
@@ -130,22 +137,25 @@ def execute(
                 bar.advance(journal.epochs[-1] if journal.epochs else {})
                 if on_stage:
                     on_stage(method, stage)
-    return {
-        "key": key,
-        "study": study,
-        "scale": scale,
-        "dataset": run.dataset,
-        "data_sha256": task.sha256,
-        "method": run.method,
-        "target": run.target,
-        "seed": run.seed,
-        "config": run.settings,
-        "epochs": journal.epochs,
-        "target_accuracy": journal.epochs[-1]["target_accuracy"],
-        "seconds": round(journal.seconds, 2),
-        "peak_mb": round(peak_bytes(device) / 2**20, 1),
-        "provenance": journal.provenance,
-    }
+        record = {
+            "key": key,
+            "study": study,
+            "scale": scale,
+            "dataset": run.dataset,
+            "data_sha256": task.sha256,
+            "method": run.method,
+            "target": run.target,
+            "seed": run.seed,
+            "config": run.settings,
+            "epochs": journal.epochs,
+            "target_accuracy": journal.epochs[-1]["target_accuracy"],
+            "seconds": round(journal.seconds, 2),
+            "peak_mb": round(peak_bytes(device) / 2**20, 1),
+            "provenance": journal.provenance,
+        }
+        if out:
+            records.append(out, record)  # before the lock opens: nobody may train it again
+        return record
 
 
 def forget(key: str) -> None:
@@ -175,7 +185,7 @@ class Journal:
         entry = {
             "epoch": stage.epochs_done,
             "target_accuracy": accuracy(method),
-            "loss": torch.stack(self.pending).mean().item(),
+            "loss": sum(loss.item() for loss in self.pending) / len(self.pending),
             "gate": logs.get("gate"),
             "weights": dict(zip(method.weighted, logs["weights"].tolist(), strict=True)) if "weights" in logs else {},
             "bytes_up": method.channel.bytes("up", rounds=rounds),
@@ -216,7 +226,7 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], Journal] | None:
         with safe_open(path, framework="pt") as file:
             journal = Journal.restore(json.loads(file.metadata()["journal"]))
             return {name: file.get_tensor(name) for name in file.keys()}, journal  # noqa: SIM118 (not a dict)
-    except (FileNotFoundError, SafetensorError):
+    except (FileNotFoundError, SafetensorError, ValueError, KeyError, TypeError):
         return None
 
 

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from kd3a.attacks import Attack
-from kd3a.errors import UserError, listing
+from kd3a.errors import UserError, choose, listing
 from kd3a.poison import Poison
 
 S = TypeVar("S", bound="Settings")
@@ -33,17 +42,35 @@ def sentence(error: ValidationError, cls: type[BaseModel], where: str) -> str:
     prefix = f"{where}: " if where else ""
     key = ".".join(map(str, first["loc"]))
     if first["type"] == "extra_forbidden":
-        return f"{prefix}unknown key {key!r}; known are {listing(f.alias or n for n, f in cls.model_fields.items())}."
+        fields = _at(cls, first["loc"][:-1]).model_fields
+        return f"{prefix}unknown key {key!r}; known are {listing(f.alias or n for n, f in fields.items())}."
     if first["type"] == "missing":
-        return f"{prefix}key {key!r} is missing; {cls.model_fields[key].description or 'it is needed'}."
+        field = _at(cls, first["loc"][:-1]).model_fields[first["loc"][-1]]
+        return f"{prefix}key {key!r} is missing; {field.description or 'it is needed'}"
     what = first["msg"].removeprefix("Value error, ").rstrip(".")
     return f"{prefix}{key} = {first['input']!r}: {what}." if key else f"{prefix}{what}."
+
+
+def _at(cls: type[BaseModel], place: tuple[int | str, ...]) -> type[BaseModel]:
+    """The settings class that a place inside ``cls`` belongs to, such as ("methods", 2)."""
+    for step in place:
+        if isinstance(step, str):
+            inner = cls.model_fields[step].annotation
+            cls = next((a for a in getattr(inner, "__args__", ()) if hasattr(a, "model_fields")), inner)
+    return cls
+
+
+def _known_model(name: str) -> str:
+    from kd3a.models import MODELS  # the networks need PyTorch, settings do not
+
+    choose("model", name, MODELS)
+    return name
 
 
 class Training(Settings):
     """The budget and the optimiser: the same for every method of a study."""
 
-    model: str = "cnn-narrow"
+    model: Annotated[str, AfterValidator(_known_model)] = "cnn-narrow"
     """Name of the network; see kd3a.models."""
     epochs: int = Field(20, ge=1)
     """Passes over a domain's epoch_samples."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pandas as pd
 import yaml
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from kd3a import data, records
 from kd3a.domains import Task
@@ -16,6 +16,12 @@ from kd3a.errors import UserError, choose
 from kd3a.records import Record
 from kd3a.runs import Run, execute, forget, make_run
 from kd3a.settings import Hardware, Settings, Training
+
+
+def _distinct(seeds: list[int]) -> list[int]:
+    if len(set(seeds)) < len(seeds):
+        raise ValueError("a seed is named twice")
+    return seeds
 
 
 class MethodEntry(Settings):
@@ -44,7 +50,7 @@ class Study(Settings):
     """Name of the dataset."""
     targets: list[str] = Field(default_factory=list)
     """Domains that are the target in turn; all of them by default."""
-    seeds: list[int] = Field(min_length=1)
+    seeds: Annotated[list[int], AfterValidator(_distinct)] = Field(min_length=1)
     """One run per seed."""
     training: Training
     """Budget and optimiser, the same for every method."""
@@ -79,10 +85,10 @@ def load_study(path: Path) -> Study:
     """Read and check a params file, its methods' settings included, before anything else is loaded."""
     try:
         values = yaml.safe_load(Path(path).read_text())
-    except FileNotFoundError:
-        raise UserError(
-            f"There is no params file {path}; the shipped ones lie in params/<study>/<scale>.yaml."
-        ) from None
+    except OSError:
+        raise UserError(f"There is no params file {path}; the shipped ones are params/<study>/<scale>.yaml.") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is not a text file; params files are YAML in UTF-8.") from None
     except yaml.YAMLError as error:
         raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from None
     study = Study.read(values, str(path))
@@ -133,13 +139,12 @@ class Results:
                 forget(key)
                 continue
             try:
-                record = execute(run, task, hardware, self.study.study, self.study.scale, quiet)
+                record = execute(run, task, hardware, self.study.study, self.study.scale, quiet, out=self.path)
             except UserError as error:
                 if "another process" not in str(error):
                     raise
                 busy += 1
                 continue
-            records.append(self.path, record)
             forget(key)
             say(
                 f"[{number}/{len(self.grid)}] {title:24} {run.target:12} seed {run.seed}  "

@@ -64,7 +64,7 @@ def timeline(epochs: int, per_epoch: int, rounds_per_epoch: float = 1.0, phase: 
     """
     total = epochs * per_epoch
     rounds = math.ceil(epochs * rounds_per_epoch - 1e-9)
-    borders = [min(total, round(i * per_epoch / rounds_per_epoch)) for i in range(rounds)] + [total]
+    borders = [min(total - rounds + i, round(i * per_epoch / rounds_per_epoch)) for i in range(rounds)] + [total]
     return [Stage(i, borders[i], borders[i + 1], total, per_epoch, phase) for i in range(rounds)]
 
 

@@ -1,10 +1,12 @@
-"""The book: notebooks without outputs, a build without warnings, and every page in a real browser, offline."""
+"""The book: notebooks without outputs, a build without warnings, every page in a real browser, offline; and what the
+pages are made of: figures and verdicts."""
 
 from __future__ import annotations
 
 import ast
 import functools
 import http.server
+import re
 import subprocess
 import sys
 import threading
@@ -12,12 +14,21 @@ from pathlib import Path
 
 import browser
 import nbformat
+import numpy as np
+import pandas as pd
+import papermill
 import pytest
-from playwright.sync_api import Page, sync_playwright
+import torch
+from playwright.sync_api import Error, Page, sync_playwright
 
+from kd3a import plots, report
+from kd3a.consensus import knowledge_vote, supporters
 from kd3a.records import ROOT
 
-NOTEBOOKS = sorted(p for p in (ROOT / "book").rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts)
+BOOK = ROOT / "book"
+SOURCES = ("book", "kd3a", "params", "results", "requirements.lock")  # what the built pages depend on
+NOTEBOOKS = sorted(p for p in BOOK.rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts)
+PAGES = [*NOTEBOOKS, *sorted(BOOK.rglob("*.md"))]
 WIDTHS = {"desktop": 1280, "phone": 390}
 FLAGS = [
     "--no-sandbox",
@@ -26,11 +37,18 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+PATIENCE = 60_000  # milliseconds; a page takes one second, on a busy machine ten
+
+# --- sources ------------------------------------------------------------------------------------------------------
+
+
+def code_cells(path: Path) -> list:
+    return [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_notebooks_hold_no_outputs_and_literal_parameters(path):
-    code = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    code = code_cells(path)
     assert not any(cell.outputs or cell.execution_count for cell in code)
     tagged = [cell for cell in code if "parameters" in cell.metadata.get("tags", [])]
     assert len(tagged) == 1
@@ -39,24 +57,72 @@ def test_notebooks_hold_no_outputs_and_literal_parameters(path):
         ast.literal_eval(statement.value)
 
 
+def test_every_figure_of_a_page_is_saved_by_a_notebook_and_described():
+    saved = {
+        name
+        for path in NOTEBOOKS
+        for cell in code_cells(path)
+        for name in re.findall(r'plots\.save\(.*?, "([\w-]+)"\)', cell.source, re.DOTALL)
+    }
+    for path in PAGES:
+        text = path.read_text() if path.suffix == ".md" else "\n".join(c.source for c in nbformat.read(path, 4).cells)
+        for name, options in re.findall(r"\{figure\} \S*figures/([\w-]+)\.svg\n((?::.*\n)*)", text):
+            assert name in saved, f"{path.name}: no notebook saves {name}"
+            assert ":alt:" in options, f"{path.name}: {name} has no alternative text"
+
+
+def test_a_study_page_renders_without_any_record(tmp_path, monkeypatch):
+    """It says what is missing and how to train it, and gives no verdict."""
+    monkeypatch.setenv("KD3A_FIGURES", str(tmp_path))
+    done = papermill.execute_notebook(
+        str(BOOK / "benchmarks" / "digits.ipynb"),
+        str(tmp_path / "out.ipynb"),
+        parameters={"results": str(tmp_path)},
+        progress_bar=False,
+    )
+    texts = [
+        output.data.get("text/markdown", "")
+        for cell in done.cells
+        if cell.cell_type == "code"
+        for output in cell.outputs
+        if "data" in output
+    ]
+    assert any("are not recorded" in text and "make study" in text for text in texts)
+    assert any(text.startswith("**Open**") for text in texts)
+    assert (tmp_path / "digits-accuracy.svg").exists()
+
+
+# --- the built pages ----------------------------------------------------------------------------------------------
+
+
+def newest_source() -> float:
+    files = [f for name in SOURCES for f in ((ROOT / name).rglob("*") if (ROOT / name).is_dir() else [ROOT / name])]
+    return max(f.stat().st_mtime for f in files if f.is_file() and not {"__pycache__", ".ruff_cache"} & set(f.parts))
+
+
 @pytest.fixture(scope="module")
 def site() -> Path:
-    """The built book."""
+    """The built book: the one that is there if nothing has changed since, or a new one."""
+    index = ROOT / "_build" / "html" / "index.html"
+    if index.exists() and index.stat().st_mtime > newest_source():
+        return index.parent
     done = subprocess.run(
-        [sys.executable, str(ROOT / "book" / "build.py")], capture_output=True, text=True, timeout=900, check=False
+        [sys.executable, str(BOOK / "build.py")], capture_output=True, text=True, timeout=1800, check=False
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    index = Path(done.stdout.splitlines()[-1])
-    assert index.name == "index.html" and index.exists(), "the last line is the path of index.html"
+    assert Path(done.stdout.splitlines()[-1]) == index, "the last line is the path of index.html"
     return index.parent
 
 
 @pytest.fixture(scope="module")
 def address(site):
     """The book, served on this machine."""
-    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(site))
-    handler.log_message = lambda *_: None
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(site)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}/"
     server.shutdown()
@@ -65,7 +131,10 @@ def address(site):
 @pytest.fixture(scope="module")
 def chromium():
     with sync_playwright() as playwright:
-        instance = playwright.chromium.launch(executable_path=browser.executable(), args=FLAGS)
+        try:
+            instance = playwright.chromium.launch(executable_path=browser.executable(), args=FLAGS)
+        except Error as error:
+            pytest.fail(f"No Chromium starts; `python tests/browser.py` installs one, KD3A_BROWSER names one: {error}")
         yield instance
         instance.close()
 
@@ -77,9 +146,10 @@ def pages_of(site: Path) -> list[str]:
     )
 
 
-def complaints(page: Page, url: str, home: str) -> list[str]:
-    """Everything a reader would stumble over on one page."""
+def watch(page: Page, home: str) -> list[str]:
+    """A list that fills with what goes wrong on the page; nothing but ``home`` is reachable."""
     found: list[str] = []
+    page.set_default_timeout(PATIENCE)
     page.on("console", lambda m: found.append(f"console: {m.text}") if m.type == "error" else None)
     page.on("pageerror", lambda e: found.append(f"page error: {e}"))
     page.on("requestfailed", lambda r: found.append(f"failed: {r.url}"))
@@ -92,45 +162,209 @@ def complaints(page: Page, url: str, home: str) -> list[str]:
             route.abort()
 
     page.route("**/*", allow)
+    return found
+
+
+LOOK = """() => {
+    const bad = [];
+    const main = document.querySelector('main');
+    for (const image of main.querySelectorAll('img')) {
+        if (!image.complete || !image.naturalWidth) bad.push('missing image: ' + image.src);
+        if (!image.alt.trim()) bad.push('image without alternative text: ' + image.src);
+    }
+    const wide = document.documentElement.scrollWidth;
+    if (wide > window.innerWidth) bad.push('horizontal overflow: ' + wide + ' of ' + window.innerWidth);
+    if (!main.querySelector('h1')) bad.push('no heading');
+    if (document.querySelector('mjx-merror')) bad.push('a formula that MathJax cannot read');
+    const words = document.createTreeWalker(main, NodeFilter.SHOW_TEXT, node =>
+        node.parentElement.closest('pre, code, script, style, mjx-container')
+            ? NodeFilter.FILTER_REJECT : NodeFilter.FILTER_ACCEPT);
+    while (words.nextNode()) {
+        const text = words.currentNode.data;
+        if (/\\$[^$]+\\$|\\\\[([]|\\{[a-z:]+\\}`/.test(text)) bad.push('not rendered: ' + text.trim().slice(0, 80));
+    }
+    return bad;
+}"""
+
+
+def complaints(page: Page, url: str, found: list[str]) -> list[str]:
+    """Everything a reader would stumble over on one page."""
+    found.clear()
     page.goto(url, wait_until="load")
-    page.wait_for_timeout(300)
     if page.locator(".math").count():
         page.wait_for_function(
             "document.querySelectorAll('.math').length <= document.querySelectorAll('mjx-container').length"
         )
-        if page.locator("mjx-merror").count():
-            found.append("a formula that MathJax cannot read")
-    found += page.evaluate(
-        """() => {
-            const bad = [];
-            for (const image of document.querySelectorAll('main img')) {
-                if (!image.complete || !image.naturalWidth) bad.push('missing image: ' + image.src);
-                if (!image.alt.trim()) bad.push('image without alternative text: ' + image.src);
-            }
-            const wide = document.documentElement.scrollWidth;
-            if (wide > window.innerWidth) bad.push('horizontal overflow: ' + wide + ' of ' + window.innerWidth);
-            if (!document.querySelector('main h1')) bad.push('no heading');
-            return bad;
-        }"""
-    )
-    return found
+    for fold in page.locator("details:not([open])").all():  # hidden cells are read too
+        fold.evaluate("element => element.open = true")
+    return found + page.evaluate(LOOK)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", WIDTHS.values(), ids=WIDTHS.keys())
 def test_every_page_reads_well_offline(site, address, chromium, width, scheme):
-    found = {}
     pages = pages_of(site)
     assert {"index.html", "tutorial/ten-minutes.html", "benchmarks/digits.html"} <= set(pages)
-    for name in pages:
-        page = chromium.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-        found[name] = complaints(page, address + name, address)
-        page.close()
-    assert not any(found.values()), {name: words for name, words in found.items() if words}
-
-
-def test_search_finds_a_page(site, address, chromium):
-    page = chromium.new_page()
-    page.goto(address + "search.html?q=consensus", wait_until="load")
-    page.wait_for_selector("#search-results li a", timeout=10_000)
+    page = chromium.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    found = watch(page, address)
+    stumbled = {name: words for name in pages if (words := complaints(page, address + name, found))}
+    assert page.evaluate("document.documentElement.dataset.theme") == scheme
     page.close()
+    assert not stumbled
+
+
+def test_theme_switch_and_search(address, chromium):
+    page = chromium.new_page(color_scheme="light")
+    found = watch(page, address)
+    page.goto(address + "tutorial/ten-minutes.html", wait_until="load")
+    modes = set()
+    for _ in range(3):
+        page.locator("button.theme-switch-button:visible").first.click()
+        modes.add(page.evaluate("document.documentElement.dataset.theme"))
+    assert modes == {"light", "dark"}
+    page.goto(address + "search.html?q=consensus", wait_until="load")
+    page.wait_for_selector("#search-results li a")
+    page.close()
+    assert not found
+
+
+# --- figures ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def drawn(tmp_path, monkeypatch):
+    """Save a figure twice; the bytes must agree and be few."""
+    monkeypatch.setenv("KD3A_FIGURES", str(tmp_path))
+
+    def save(make, name: str) -> str:
+        first, second = (plots.save(make(), name).path.read_bytes() for _ in range(2))
+        assert first == second and len(first) < 300_000
+        assert b"<dc:date>" not in first
+        return first.decode()
+
+    return save
+
+
+def test_contact_sheet(drawn):
+    image = torch.arange(20 * 3 * 32 * 32).view(20, 3, 32, 32).to(torch.uint8)
+    part = type("Part", (), {"x": image, "y": torch.arange(20) % 10})
+    domain = type("Domain", (), {"train": part})
+    svg = drawn(lambda: plots.contact_sheet({f"domain {i}": domain for i in range(6)}, tuple("0123456789")), "sheet")
+    assert svg.count("<image") == 1
+
+
+def test_vote_figures(drawn):
+    q = torch.softmax(4 * torch.randn(60, 3, 5, generator=torch.Generator().manual_seed(0)), -1)
+    y = torch.arange(60) % 5
+    p, n = knowledge_vote(q, 0.9)
+    at = plots.telling_samples(q, n, 0.9)
+    assert n[at].tolist() == sorted(n[at].tolist(), reverse=True)
+    images = torch.zeros(len(at), 3, 32, 32, dtype=torch.uint8)
+    names, classes = ["one", "two", "three"], tuple("abcde")
+    drawn(lambda: plots.vote_gallery(images, y[at], q[at], p[at], n[at], 0.9, names, classes), "gallery")
+    drawn(lambda: plots.vote_precision(p, n, y, 3), "precision")
+    outvoted = ((q.amax(-1) > 0.9) & ~supporters(q, 0.9)).any(1)
+    if outvoted.any():
+        assert outvoted[at].any(), "a sure teacher that was outvoted is worth showing"
+
+
+def entry(epoch: int, accuracy: float) -> dict:
+    weights = {"a": 0.5, "b": 0.3, "t": 0.2}
+    return {"epoch": epoch, "target_accuracy": accuracy, "loss": 1.0, "gate": 0.9, "weights": weights,
+            "bytes_up": 1e6, "bytes_down": 1e6}  # fmt: skip
+
+
+def record(seed: int, accuracy: float, target: str = "t") -> dict:
+    notes = {"started": "2026-01-01T00:00:00", "device": "cpu", "cpu": "a CPU", "threads": 1, "commit": "c" * 40,
+             "dirty": False, "versions": {"torch": "1"}}  # fmt: skip
+    epochs = [entry(1, accuracy / 2), entry(2, accuracy)]
+    return {"target": target, "seed": seed, "epochs": epochs, "seconds": 60.0, "peak_mb": 500.0, "provenance": notes}
+
+
+def test_study_figures(drawn):
+    runs = [(row, record(seed, 0.5 + 0.1 * seed)) for row in ("KD3A", "a new row") for seed in (0, 1)]
+    drawn(lambda: plots.curves(report.history(runs), ["KD3A", "a new row", "not run"]), "curves")
+    drawn(lambda: plots.overview({"KD3A": runs[0][1], "FedAvg": runs[1][1]}, main="KD3A"), "overview")
+    drawn(lambda: plots.domain_weights(runs[0][1]), "weights")
+    columns = ["row", "target", "mean", "std", "n"]
+    cells = [("KD3A", "t", 0.5, 0.1, 2), ("KD3A", "mean", 0.5, float("nan"), 1), ("none", "t", np.nan, np.nan, 0)]
+    drawn(lambda: plots.accuracy_bars(pd.DataFrame(cells, columns=columns), ["KD3A", "none"], ["t"]), "bars")
+    drawn(lambda: plots.accuracy_bars(pd.DataFrame([cells[-1]], columns=columns), ["none"], ["t"]), "empty")
+
+
+def test_figures_in_the_repository_are_light():
+    for path in (ROOT / "figures").glob("*.svg"):
+        assert path.stat().st_size < 300_000, path.name
+
+
+# --- what a study page says ---------------------------------------------------------------------------------------
+
+
+def frame(**rows: list[list[float]]) -> pd.DataFrame:
+    """Accuracies as row=[seed][target]."""
+    return pd.DataFrame(
+        [
+            {"row": row, "target": f"t{t}", "seed": str(s), "accuracy": value, "megabytes": 1.0, "seconds": 2.0}
+            for row, seeds in rows.items()
+            for s, values in enumerate(seeds)
+            for t, value in enumerate(values)
+        ],
+        columns=["row", "target", "seed", "accuracy", "megabytes", "seconds"],
+    )
+
+
+def test_a_lead_is_taken_seed_by_seed():
+    data = frame(a=[[0.5, 0.7], [0.6, 0.8]], b=[[0.5, 0.5], [0.5, 0.5]])
+    (finding,) = report.judge(data, [report.Claim("", "a", ("b",), 0.11)], ["t0", "t1"])
+    assert finding.lead == pytest.approx(0.15) and finding.seeds == 2 and finding.ahead == 1
+    assert finding.std == pytest.approx(np.std([0.1, 0.2], ddof=1)) and finding.holds
+
+
+def test_a_claim_is_held_against_its_strongest_rival():
+    data = frame(a=[[0.6]], b=[[0.5]], c=[[0.7]])
+    (finding,) = report.judge(data, [report.Claim("", "a", ("b", "c"))], ["t0"])
+    assert finding.lead == pytest.approx(-0.1) and finding.holds is False
+
+
+@pytest.mark.parametrize(
+    "data", [frame(), frame(a=[[0.5]]), frame(a=[[0.5, 0.5]], b=[[0.4]])], ids=["none", "one row", "one target"]
+)
+def test_a_claim_without_whole_seeds_stays_open(data):
+    findings = report.judge(data, [report.Claim("x", "a", ("b",)), report.Claim("y", "a", ())], ["t0", "t1"])
+    assert [f.holds for f in findings] == [None, None] and report.verdict(findings) == "open"
+    assert report.findings_table(findings)["outcome"].tolist() == ["open", "open"]
+
+
+def test_verdicts():
+    data = frame(a=[[0.6]], b=[[0.5]])
+    yes, no = report.Claim("yes", "a", ("b",)), report.Claim("no", "b", ("a",))
+    words = {"reproduced": [yes, yes], "partly reproduced": [yes, no], "not reproduced": [no, no]}
+    for word, claims in words.items():
+        assert report.verdict(report.judge(data, claims, ["t0"])) == word
+
+
+def test_a_tie_does_not_beat():
+    (finding,) = report.judge(frame(a=[[0.5]], b=[[0.5]]), [report.Claim("", "a", ("b",))], ["t0"])
+    assert finding.holds is False
+
+
+def test_provenance_and_exchange():
+    told = report.provenance([("a", record(0, 0.5)), ("a", record(1, 0.5))])
+    assert told["runs"] == "2" and told["computing time"] == "2 min in all, 60 s a run" and told["hardware"] == "a CPU"
+    assert report.provenance([]) == {}
+    cells = report.exchange(frame(a=[[0.5]]), ["a", "b"])
+    assert cells.loc["a"].tolist() == ["1.0", "50.0", "2"] and cells.loc["b"].tolist() == ["–", "–", "–"]
+
+
+def test_missing_runs_are_counted(tmp_path):
+    results = report.open_results("digits", "quick", str(tmp_path))
+    gaps = report.missing(results)
+    assert gaps.to_numpy().sum() == len(results.grid) and not report.finished(results)
+
+
+def test_the_results_folder_is_the_parameter_then_the_environment_then_the_repository(tmp_path, monkeypatch):
+    monkeypatch.setenv("KD3A_RESULTS", str(tmp_path / "env"))
+    assert report.open_results("digits", "quick", str(tmp_path / "own")).path.parent == tmp_path / "own"
+    assert report.open_results("digits", "quick").path.parent == tmp_path / "env"
+    monkeypatch.delenv("KD3A_RESULTS")
+    assert report.open_results("digits", "quick").path.parent == ROOT / "results"

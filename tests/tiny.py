@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from kd3a import models
 from kd3a.channel import Channel
 from kd3a.domains import Domain, Part, Task
 from kd3a.methods import METHODS
@@ -46,6 +47,9 @@ def small(shape: tuple[int, ...], classes: int, dropout: float = 0.2) -> Net:
     """A network of two layers, where cnn-narrow would take too long, but with dropout; see the fixture small_model."""
     layers = [nn.Flatten(), nn.Linear(math.prod(shape), 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(dropout)]
     return Net(nn.Sequential(*layers), 8, classes)
+
+
+models.MODELS["small"] = small  # settings know it from here on
 
 
 def make_task() -> Task:

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 
 from kd3a import models
@@ -120,7 +121,7 @@ class Method:
 class Supervised(Settings):
     """Settings of methods that only train on labels."""
 
-    mixup: float = 0.0
+    mixup: float = Field(0.0, ge=0)
     """Beta(mixup, mixup) of mixup on labelled batches; 0 turns it off."""
 
 

@@ -168,7 +168,7 @@ class KD3A(Weighted):
 
         def loss_of(batch: Batch, step: int) -> Tensor:
             with batchnorm.capture_moments(net) as moments:
-                net(batch.x)
+                net.forward(batch.x)  # not the compiled call, which would not see the hooks
             return batchnorm.mmd_loss(moments, means, variances, alpha)
 
         self.trainer.local(matcher, stage, loss_of)
