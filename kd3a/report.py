@@ -77,12 +77,25 @@ def provenance(runs: Sequence[tuple[str, Record]]) -> dict[str, str]:
 def duration(seconds: float) -> str:
     """Seconds as a reader says them.
 
-    >>> duration(41), duration(300), duration(5400)
-    ('41 s', '5 min', '1.5 h')
+    >>> duration(41), duration(300), duration(9000)
+    ('41 s', '5 min', '2.5 h')
     """
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def compact(cells: pd.DataFrame) -> tuple[pd.DataFrame, str]:
+    """A table of :func:`kd3a.study.table` and how to say its numbers of seeds: once, if it is the same in all cells.
+
+    >>> compact(pd.DataFrame({"t": ["79.3 ± 0.4 (3)"]}))[1]
+    'n = 3'
+    """
+    cells = cells.rename_axis(index=None, columns=None)
+    numbers = {text.rpartition(" ")[2] for text in cells.to_numpy().ravel()}
+    if len(numbers) != 1 or numbers == {"–"}:
+        return cells, "the number of seeds is in brackets"
+    return cells.map(lambda text: text.rpartition(" ")[0]), f"n = {numbers.pop().strip('()')}"
 
 
 def exchange(frame: pd.DataFrame, rows: Sequence[str]) -> pd.DataFrame:

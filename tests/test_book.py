@@ -62,7 +62,7 @@ def test_every_figure_of_a_page_is_saved_by_a_notebook_and_described():
         name
         for path in NOTEBOOKS
         for cell in code_cells(path)
-        for name in re.findall(r'plots\.save\(.*?, "([\w-]+)"\)', cell.source, re.DOTALL)
+        for name in re.findall(r'plots\.save\(.*?,\s+"([\w-]+)",?\s*\)', cell.source, re.DOTALL)
     }
     for path in PAGES:
         text = path.read_text() if path.suffix == ".md" else "\n".join(c.source for c in nbformat.read(path, 4).cells)
@@ -354,6 +354,16 @@ def test_provenance_and_exchange():
     assert report.provenance([]) == {}
     cells = report.exchange(frame(a=[[0.5]]), ["a", "b"])
     assert cells.loc["a"].tolist() == ["1.0", "50.0", "2"] and cells.loc["b"].tolist() == ["–", "–", "–"]
+
+
+def test_the_number_of_seeds_is_said_once_if_it_is_the_same():
+    same = pd.DataFrame({"t": ["50.0 ± 1.0 (3)", "60.0 ± 2.0 (3)"]}, index=["a", "b"])
+    assert report.compact(same)[0]["t"].tolist() == ["50.0 ± 1.0", "60.0 ± 2.0"]
+    for other in ("60.0 (1)", "–"):
+        mixed = same.assign(u=["50.0 ± 1.0 (3)", other])
+        cells, words = report.compact(mixed)
+        assert cells["u"].tolist() == ["50.0 ± 1.0 (3)", other] and "brackets" in words
+    assert "brackets" in report.compact(pd.DataFrame({"t": ["–"]}))[1]
 
 
 def test_missing_runs_are_counted(tmp_path):
