@@ -174,7 +174,7 @@ def findings_table(findings: Sequence[Finding]) -> pd.DataFrame:
     lines = []
     for f in findings:
         spread = f" ± {100 * f.std:.1f}" if f.seeds > 1 else ""
-        lead = f"{100 * f.lead:+.1f}{spread} ({f.seeds})" if f.seeds else "–"
+        lead = f"{100 * f.lead:+.1f}{spread} ({f.seeds})".replace("-", "−") if f.seeds else "–"
         needed = f"≥ {100 * f.claim.margin:.1f}" if f.claim.margin else "> 0"
         lines.append({"claim": f.claim.text, "needed": needed, "measured": lead, "outcome": answers[f.holds]})
     return pd.DataFrame(lines).set_index("claim")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import time
 from dataclasses import replace
@@ -269,12 +270,14 @@ def test_training_does_not_depend_on_how_images_are_held(tree, method):
 
 
 def resident_megabytes() -> float:
+    """Memory in use: what the allocator merely keeps for later is handed back first."""
+    getattr(ctypes.CDLL(None), "malloc_trim", int)(0)
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads the process's memory from /proc")
 def test_memory_stays_flat(tmp_path, monkeypatch):
-    """Three passes over images whose pixels would take 90 MB leave nothing behind."""
+    """Three passes over images whose pixels would take 120 MB leave nothing behind."""
     monkeypatch.setenv("KD3A_WORKERS", "1")
     for i in range(20):
         picture(tmp_path / f"{i}.jpg", i, size=(160, 160))
@@ -284,7 +287,7 @@ def test_memory_stays_flat(tmp_path, monkeypatch):
         order = torch.randperm(400, generator=torch.Generator().manual_seed(epoch)).view(-1, 20)
         assert sum(len(batch.y) for batch in part.batches(order)) == 400
         sizes.append(resident_megabytes())
-    assert sizes[2] - sizes[0] < 20
+    assert sizes[2] - sizes[0] < 15
 
 
 def test_number_of_workers(monkeypatch):

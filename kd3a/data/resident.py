@@ -85,7 +85,7 @@ def stratified(y: Tensor, share: float = 0.2) -> tuple[Tensor, Tensor]:
     """Positions of two disjoint parts; the second holds ``share`` of every class, of two images one at least.
 
     >>> [part.tolist() for part in stratified(torch.tensor([0] * 5 + [1] * 2))]
-    [[0, 1, 2, 4, 6], [3, 5]]
+    [[0, 1, 3, 4, 6], [2, 5]]
     """
     rng = np.random.default_rng(0)
     test = torch.zeros(len(y), dtype=torch.bool)
