@@ -6,11 +6,14 @@ Teachers are never touched here. Derived in the book's chapter *KD3A in ten minu
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import combinations
 from math import comb
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from kd3a.errors import UserError
@@ -26,14 +29,73 @@ VOTE = {
 CHUNK = 1 << 23  # elements of the largest intermediate tensor when coalitions are compared
 
 
-def check_predictions(q: Tensor, names: list[str] | None = None) -> None:
-    """Refuse predictions that are not (N, K, C) or not finite, naming the teacher. Reads one flag per teacher."""
+@dataclass(frozen=True)
+class Ballots:
+    """All that a vote needs to know of ``q``. Samples come last: K is small, and inner loops should be long."""
+
+    q: Tensor  # (N, K, C)
+    class_vote: str
+    confidence: Tensor  # (K, N), the largest probability
+    choice: Tensor  # (K, N) int32, its class; among equals the lower index
+    given: Tensor  # (K, K, N), what k would give to the first choice of j
+
+    def split(self, size: int) -> Iterator[Ballots]:
+        """The same in groups of at most ``size`` samples."""
+        parts = zip(*(t.split(size, -1) for t in (self.confidence, self.choice, self.given)), strict=True)
+        for q, part in zip(self.q.split(size), parts, strict=True):
+            yield Ballots(q, self.class_vote, *part)
+
+
+def cast(q: Tensor, class_vote: str = "sum") -> Ballots:
+    """Every teacher's ballot on every sample; independent of gate and coalition."""
     if q.ndim != 3:
         raise UserError(f"q must have shape (N, K, C), one distribution per sample and teacher, not {tuple(q.shape)}.")
-    finite = torch.isfinite(q).all(-1).all(0)  # (K,)
+    if class_vote not in ("sum", "max"):
+        raise ValueError(f"Unknown class_vote {class_vote!r}: choose 'sum' or 'max'.")
+    # on a CPU, NumPy's argmax is ten times as fast as torch's, and torch reduces int32 far faster than int64
+    choice = torch.from_numpy(q.detach().numpy().argmax(-1)) if q.device.type == "cpu" else q.argmax(-1)  # (N, K)
+    if class_vote == "sum":
+        given = q.gather(2, choice[:, None, :].expand(-1, q.shape[1], -1)).permute(1, 2, 0).contiguous()
+        confidence, choice = given.diagonal().T.contiguous(), choice.T.int().contiguous()
+    else:
+        confidence = q.gather(2, choice[..., None])[..., 0].T.contiguous()
+        choice = choice.T.int().contiguous()
+        given = (choice[:, None] == choice) * confidence[:, None]
+    return Ballots(q, class_vote, confidence, choice, given)
+
+
+def check(ballots: Ballots, names: list[str] | None = None) -> Ballots:
+    """Refuse predictions that are not finite, naming the teacher. Reads one flag per teacher."""
+    finite = torch.isfinite(ballots.q.sum(-1)).all(0)  # (K,); a sum is finite only if all its terms are
     for k, fine in enumerate(finite.tolist()):
         if not fine:
             raise UserError(f"The predictions of teacher {names[k] if names else k} are not finite.")
+    return ballots
+
+
+def elect(ballots: Ballots, gate: float, members: Tensor) -> Tensor:
+    r"""Steps 1 and 2 of Knowledge Vote for many coalitions of teachers at once.
+
+    Only classes that a confident teacher names first are compared: for gates of at least K / (K + 1) no other can win,
+    because the others' votes for it add up to less than :math:`\sum_k (1 - g) \le g`. Below, all classes are.
+
+    Args:
+        members: the coalitions as 0/1 rows, (M, K).
+
+    Returns:
+        bool (M, K, N): who supports the consensus class of each sample in each coalition.
+    """
+    teachers, classes = ballots.q.shape[1:]
+    confident, choice = ballots.confidence > gate, ballots.choice  # (K, N)
+    eligible = confident & (members[..., None] > 0)  # (M, K, N)
+    if ballots.class_vote == "sum" and gate < teachers / (teachers + 1):
+        votes = torch.einsum("mk,nkc->mnc", members, ballots.q * confident.T[..., None])  # (M, N, C)
+        return eligible & (choice == votes.argmax(-1)[:, None])
+    votes = torch.tensordot(members, ballots.given * confident[:, None], 1)  # (M, K, N), for the choice of each
+    votes = torch.where(eligible, votes, -1.0)
+    best = votes == votes.amax(1, keepdim=True)
+    winner = torch.where(best, choice, classes).amin(1, keepdim=True)  # ties: the lower class index
+    return eligible & (choice == winner)
 
 
 def supporters(q: Tensor, gate: float, class_vote: str = "sum") -> Tensor:
@@ -52,15 +114,7 @@ def supporters(q: Tensor, gate: float, class_vote: str = "sum") -> Tensor:
         bool (N, K). A row is all false when nobody passed the gate, or when the summed predictions elect a class that
         is nobody's first choice (only possible for gates below K / (K + 1)).
     """
-    if class_vote not in ("sum", "max"):
-        raise ValueError(f"Unknown class_vote {class_vote!r}: choose 'sum' or 'max'.")
-    confidence, choice = q.max(-1)  # (N, K), (N, K)
-    confident = confidence > gate  # (N, K)
-    if class_vote == "sum":
-        votes = (q * confident[..., None]).sum(1)  # (N, C)
-    else:
-        votes = q.new_zeros(q.shape[0], q.shape[2]).scatter_add_(1, choice, confidence * confident)  # (N, C)
-    return confident & (choice == votes.argmax(-1, keepdim=True))  # (N, K)
+    return elect(cast(q, class_vote), gate, q.new_ones(1, q.shape[1]))[0].T
 
 
 def knowledge_vote(q: Tensor, gate: float, variant: Variant = "paper", **switches) -> tuple[Tensor, Tensor]:
@@ -83,31 +137,32 @@ def knowledge_vote(q: Tensor, gate: float, variant: Variant = "paper", **switche
     >>> [round(v, 2) for v in p[0].tolist()], n.tolist()
     ([0.97, 0.03], [2.0])
     """
-    check_predictions(q)
-    return vote(q, gate, **{**VOTE[variant], **switches})
+    switches = {**VOTE[variant], **switches}
+    return vote(check(cast(q, switches.pop("class_vote"))), gate, **switches)
 
 
-def vote(q: Tensor, gate: float, *, class_vote: str, consensus: str, support: str, fallback: float):
+def vote(ballots: Ballots, gate: float, *, consensus: str, support: str, fallback: float) -> tuple[Tensor, Tensor]:
     """:func:`knowledge_vote` without the check of its input: no host sync, for the training loop."""
-    supporting = supporters(q, gate, class_vote)  # (N, K)
+    q, everybody = ballots.q, ballots.q.new_ones(1, ballots.q.shape[1])
+    supporting = elect(ballots, gate, everybody)[0].T.contiguous()  # (N, K)
     number = supporting.sum(1)  # (N,)
     agreed = number > 0
-    chosen = torch.where(agreed[:, None], supporting, True).to(q.dtype)  # nobody left: everybody speaks
-    p = torch.einsum("nkc,nk->nc", q, chosen) / chosen.sum(1, keepdim=True)  # (N, C)
-    if consensus == "one-hot":
-        best = p.argmax(-1) if class_vote == "sum" else _loudest(q, chosen)
-        p = torch.zeros_like(p).scatter_(1, best[:, None], 1.0)
+    if consensus == "one-hot" and ballots.class_vote == "max":  # where nobody passed the gate, all vote without one
+        winners = torch.where(agreed, supporting.T, elect(ballots, -1.0, everybody)[0])  # (K, N)
+        best = torch.where(winners, ballots.choice, q.shape[2]).amin(0).long()  # (N,)
+    else:
+        chosen = torch.where(agreed[:, None], supporting, True).to(q.dtype)  # nobody left: everybody speaks
+        rows = torch.arange(chosen.numel(), device=q.device).view_as(chosen)  # (N, K), of q as (N K, C)
+        p = F.embedding_bag(rows, q.flatten(0, 1), per_sample_weights=chosen, mode="sum")  # (N, C)
+        p /= chosen.sum(1, keepdim=True)
+        best = p.argmax(-1) if consensus == "one-hot" else None
+    if best is not None:
+        p = q.new_zeros(q.shape[0], q.shape[2]).scatter_(1, best[:, None], 1.0)
     weight = number.to(q.dtype) if support == "count" else agreed.to(q.dtype)
     return p, torch.where(agreed, weight, fallback)
 
 
-def _loudest(q: Tensor, chosen: Tensor) -> Tensor:
-    """Class with the largest sum of maximal probabilities: the released code's label, fallback included."""
-    confidence, choice = q.max(-1)
-    return q.new_zeros(q.shape[0], q.shape[2]).scatter_add_(1, choice, confidence * chosen).argmax(-1)
-
-
-def coalition_qualities(q: Tensor, gate: float, members: Tensor, *, class_vote: str, fallback: float) -> Tensor:
+def coalition_qualities(ballots: Ballots, gate: float, members: Tensor, fallback: float) -> Tensor:
     r"""Consensus quality of many coalitions at once.
 
     .. math:: Q(S') = \sum_i n_{p_i}(S') \cdot \max_c p_i(S')_c
@@ -116,32 +171,26 @@ def coalition_qualities(q: Tensor, gate: float, members: Tensor, *, class_vote: 
     have the same argmax; so no ensemble needs to be formed there.
 
     Args:
-        q: probabilities, (N, K, C).
         members: the coalitions as 0/1 rows, (M, K).
 
     Returns:
         (M,), float64 so that differences of large sums keep their digits.
     """
-    n, teachers, classes = q.shape
+    q = ballots.q
     members = members.to(q)
-    confidence, choice = q.max(-1)  # (N, K)
-    loud = confidence * (confidence > gate)  # (N, K)
-    size = members.sum(1).clamp(min=1)  # (M,)
+    means = members / members.sum(1, keepdim=True).clamp(min=1)  # (M, K)
     quality = torch.zeros(len(members), dtype=torch.float64 if q.device.type != "mps" else q.dtype, device=q.device)
-    step = max(1, CHUNK // (len(members) * max(classes, teachers)))
-    for i in range(0, n, step):
-        rows = slice(i, i + step)
-        if class_vote == "sum":
-            votes = torch.einsum("mk,nkc->nmc", members, q[rows] * (loud[rows] > 0)[..., None])  # (n, M, C)
-            agree = choice[rows][:, None, :] == votes.argmax(-1, keepdim=True)  # (n, M, K)
-            value = (agree * (loud[rows][:, None, :] * members)).sum(-1)  # (n, M)
-        else:  # only the teachers' first choices can win, and the winner's votes are its quality
-            same = (choice[rows][:, :, None] == choice[rows][:, None, :]) * loud[rows][:, None, :]  # (n, K, K)
-            value = torch.einsum("mk,njk->nmj", members, same).amax(-1)  # (n, M)
+    for some in ballots.split(max(1, CHUNK // (len(members) * max(q.shape[1:])))):
+        supporting = elect(some, gate, members)  # (M, K, n)
+        value = (supporting * some.confidence).sum(1)  # (M, n)
         if fallback:
-            mean = torch.einsum("mk,nkc->nmc", members / size[:, None], q[rows]).amax(-1)  # (n, M)
-            value = torch.where(value > 0, value, fallback * mean)
-        quality += value.to(quality.dtype).sum(0)
+            agreed = supporting.any(1)  # (M, n)
+            rows = slice(None)
+            if q.device.type == "cpu":  # only samples without a consensus in some coalition: elsewhere a host sync
+                rows = (~agreed).any(0).nonzero()[:, 0]
+            blurred = fallback * torch.tensordot(means, some.q.transpose(0, 1)[:, rows], 1).amax(-1)  # (M, rows)
+            value[:, rows] = torch.where(agreed[:, rows], value[:, rows], blurred)
+        quality += value.to(quality.dtype).sum(1)
     return quality
 
 
@@ -149,21 +198,12 @@ def consensus_quality(q: Tensor, gate: float, coalition: list[int], variant: Var
     """Q of one coalition, given as teacher indices; the empty coalition has quality 0."""
     members = torch.zeros(1, q.shape[1])
     members[0, coalition] = 1
-    vote_switches = VOTE[variant]
-    return coalition_qualities(
-        q, gate, members, class_vote=vote_switches["class_vote"], fallback=vote_switches["fallback"]
-    )[0]
+    preset = VOTE[variant]
+    return coalition_qualities(cast(q, preset["class_vote"]), gate, members, preset["fallback"])[0]
 
 
 def consensus_focus(
-    q: Tensor,
-    gate: float,
-    value: Value = "leave-one-out",
-    variant: Variant = "paper",
-    *,
-    class_vote: str | None = None,
-    fallback: float | None = None,
-    check: bool = True,
+    q: Tensor, gate: float, value: Value = "leave-one-out", variant: Variant = "paper", **switches
 ) -> Tensor:
     r"""What each source contributes to the consensus quality (section 3.3 of the paper).
 
@@ -178,6 +218,7 @@ def consensus_focus(
     Args:
         q: probabilities, (N, K, C).
         gate: the confidence gate g.
+        variant: ``paper`` or ``official``; ``class_vote`` and ``fallback`` of :data:`VOTE` may be turned by keyword.
 
     Returns:
         (K,), one value per source.
@@ -186,22 +227,22 @@ def consensus_focus(
     >>> [round(v, 2) for v in consensus_focus(q, 0.9).tolist()]
     [0.95, 0.99, 0.0]
     """
-    if check:
-        check_predictions(q)
-    preset = VOTE[variant]
-    chosen = {
-        "class_vote": preset["class_vote"] if class_vote is None else class_vote,
-        "fallback": preset["fallback"] if fallback is None else fallback,
-    }
+    chosen = {name: VOTE[variant][name] for name in ("class_vote", "fallback")} | switches
+    return focus(check(cast(q, chosen.pop("class_vote"))), gate, value, **chosen)
+
+
+def focus(ballots: Ballots, gate: float, value: Value, fallback: float) -> Tensor:
+    """:func:`consensus_focus` without the check of its input."""
+    q = ballots.q
     teachers = q.shape[1]
     if value == "leave-one-out":
         members = torch.cat([torch.ones(1, teachers), 1 - torch.eye(teachers)])  # (K + 1, K)
-        quality = coalition_qualities(q, gate, members.to(q.device), **chosen)
+        quality = coalition_qualities(ballots, gate, members, fallback)
         return (quality[0] - quality[1:]).to(q.dtype)
     if value != "shapley":
         raise ValueError(f"Unknown value {value!r}: choose 'leave-one-out' or 'shapley'.")
     members, coefficients = _shapley_game(teachers)
-    quality = coalition_qualities(q, gate, members.to(q.device), **chosen)  # (2^K,)
+    quality = coalition_qualities(ballots, gate, members, fallback)  # (2^K,)
     return (coefficients.to(quality) @ quality).to(q.dtype)
 
 

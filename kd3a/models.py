@@ -9,6 +9,7 @@ from functools import partial
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kd3a import backbones
@@ -61,12 +62,39 @@ def cnn_official(shape: tuple[int, ...], classes: int) -> Net:
     return Net(nn.Sequential(*layers), 2048, classes)
 
 
+class SparseLinear(nn.Module):
+    """``nn.Linear`` for inputs that are mostly zeros, such as bags of words.
+
+    On a CPU only the weights of words that occur are read, which trains the Amazon network nearly twice as fast; a GPU
+    multiplies faster than it could look for zeros.
+    """
+
+    def __init__(self, inputs: int, width: int):
+        super().__init__()
+        layer = nn.Linear(inputs, width)  # for its initial values
+        self.weight = nn.Parameter(layer.weight.detach().T.contiguous())  # (inputs, width): a word's weights in a row
+        self.bias = layer.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.device.type != "cpu":
+            return torch.addmm(self.bias, x, self.weight)
+        row, column = x.nonzero(as_tuple=True)
+        begins = torch.searchsorted(row, torch.arange(len(x)))
+        return self.bias + F.embedding_bag(
+            column, self.weight, begins, per_sample_weights=x[row, column], mode="sum"
+        )  # (B, width)
+
+
 def mlp(shape: tuple[int, ...], classes: int, batchnorm: bool = False) -> Net:
     """The Amazon Review network of the paper and of the released code: 1,000, 500 and 100 units, no BatchNorm."""
     layers: list[nn.Module] = [nn.Flatten()]
     inputs = math.prod(shape)
-    for width in (1000, 500, 100):
-        layers += [nn.Linear(inputs, width), *([nn.BatchNorm1d(width)] if batchnorm else []), nn.ReLU()]
+    for i, width in enumerate((1000, 500, 100)):
+        layers += [
+            (nn.Linear if i else SparseLinear)(inputs, width),
+            *([nn.BatchNorm1d(width)] if batchnorm else []),
+            nn.ReLU(),
+        ]
         inputs = width
     return Net(nn.Sequential(*layers), inputs, classes)
 

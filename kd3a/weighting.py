@@ -134,7 +134,7 @@ def focus(value: Value) -> Rule:
     """KD3A's consensus focus, N_k · CF_k, as :func:`domain_weights` has it."""
 
     def rule(context: Context) -> Tensor:
-        values = consensus_focus(context.predictions(), context.gate, value, check=False)
+        values = consensus_focus(context.predictions(), context.gate, value)
         return domain_weights(values, context.sizes, 0)[:-1]
 
     return rule

@@ -75,7 +75,7 @@ def set_up() -> None:
     backend_registration._setup_privateuseone_for_python_backend(NAME, backend_module=Backend())
     models.MODELS["small"] = tiny.small
     nn.Module.to = move
-    Channel.check = kd3a_method.check_predictions = lambda *_, **__: None
+    Channel.check = kd3a_method.check = lambda *_, **__: None
 
 
 def move(module: nn.Module, device: torch.device | None = None, memory_format=None) -> nn.Module:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from kd3a import consensus
-from kd3a.consensus import check_predictions, consensus_focus, consensus_quality, knowledge_vote, supporters
+from kd3a.consensus import cast, check, consensus_focus, consensus_quality, knowledge_vote, supporters
 
 GRID = 16  # property tests use multiples of 1/16: sums are exact, so a tie is a tie and the gate can be hit exactly
 VALUES = ("leave-one-out", "shapley")
@@ -320,7 +320,7 @@ def test_a_broken_teacher_is_refused_by_name():
     q = torch.full((4, 2, 2), 0.5)
     q[0, 1, 1] = torch.nan
     with pytest.raises(ValueError, match="teacher svhn are not finite"):
-        check_predictions(q, ["mnist", "svhn"])
+        check(cast(q), ["mnist", "svhn"])
 
 
 @pytest.mark.parametrize("shape", [(2,), (4, 2), (4, 3, 2, 1)])

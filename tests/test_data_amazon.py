@@ -18,7 +18,7 @@ from kd3a.data import amazon
 from kd3a.domains import Domain, SparsePart, Task
 from kd3a.errors import UserError
 from kd3a.methods import METHODS
-from kd3a.models import build
+from kd3a.models import SparseLinear, build
 from kd3a.settings import Training
 from kd3a.trainer import Trainer
 
@@ -199,6 +199,21 @@ def test_mlp_is_the_paper_network():
     assert count == [5_551_600, 202] and not list(net.buffers())
     widths = [m.num_features for m in build("mlp-bn", (5000,), 2, 0).modules() if isinstance(m, torch.nn.BatchNorm1d)]
     assert widths == [1000, 500, 100]
+
+
+def test_sparse_layer_is_a_linear_layer():
+    """Same output and gradients as ``nn.Linear``, an empty review included."""
+    torch.manual_seed(0)
+    layer = SparseLinear(30, 7)
+    plain = torch.nn.Linear(30, 7)
+    plain.load_state_dict({"weight": layer.weight.T, "bias": layer.bias})
+    x = torch.randn(5, 30) * (torch.rand(5, 30) < 0.2)
+    x[3] = 0
+    for network in (layer, plain):
+        network(x).square().sum().backward()
+    torch.testing.assert_close(layer(x), plain(x))
+    torch.testing.assert_close(layer.weight.grad, plain.weight.grad.T)
+    torch.testing.assert_close(layer.bias.grad, plain.bias.grad)
 
 
 @needs("amazon.npz")

@@ -14,7 +14,7 @@ from torch import Tensor
 from kd3a import batchnorm
 from kd3a.aggregate import aggregate
 from kd3a.channel import Message
-from kd3a.consensus import check_predictions, consensus_focus, vote
+from kd3a.consensus import Ballots, cast, check, focus, vote
 from kd3a.domains import Batch, Domain
 from kd3a.losses import confidence_gate, distillation, mixup
 from kd3a.methods.base import Logs
@@ -39,7 +39,7 @@ class KD3A(Weighted):
         self.teachers = [self.trainer.net(self.task) for _ in self.task.sources]
         bad = dropped(self.config.weighting)
         self.voters = {n: t for n, t in zip(self.sources, self.teachers, strict=True) if n not in bad}
-        self.vote_switches = self.config.model_dump(include={"class_vote", "consensus", "support", "fallback"})
+        self.vote_switches = self.config.model_dump(include={"consensus", "support", "fallback"})
 
     def source_party(self, source: Domain) -> Party:
         net = self.trainer.net(self.task)
@@ -62,9 +62,9 @@ class KD3A(Weighted):
         for teacher, message in zip(self.teachers, uploads.values(), strict=True):
             unpack(teacher, contents(message))
         gate = confidence_gate(stage.progress, self.config.gate_begin, self.config.gate_end)
-        loss, q = self.distil(stage, gate)  # self.net is now the (K+1)-th model
-        check_predictions(q, list(self.voters))
-        alpha = self.weigh(q, gate, uploads)
+        loss, ballots = self.distil(stage, gate)  # self.net is now the (K+1)-th model
+        check(ballots, list(self.voters))
+        alpha = self.weigh(ballots, gate, uploads)
         # in train mode the vote has overwritten the teachers' BatchNorm statistics: average what they hold now
         states = [contents(m) for m in uploads.values()]
         if self.config.teachers == "train":
@@ -74,8 +74,8 @@ class KD3A(Weighted):
 
     # --- Knowledge Vote -------------------------------------------------------------------------------------------
 
-    def distil(self, stage: Stage, gate: float) -> tuple[Tensor, Tensor]:
-        """Train the student on the consensus; returns its mean loss and the teachers' predictions q, (N, K, C)."""
+    def distil(self, stage: Stage, gate: float) -> tuple[Tensor, Ballots]:
+        """Train the student on the consensus; returns its mean loss and the teachers' ballots."""
         if self.config.student_passes == "one" and len(stage) > stage.per_epoch:
             stage = replace(stage, last=stage.first + stage.per_epoch)
         rows = self.trainer.order(self.target.name, len(self.target.part), stage)  # (steps, B)
@@ -86,10 +86,11 @@ class KD3A(Weighted):
         else:
             q = self.consult(rows.flatten())
             rows = torch.arange(rows.numel(), device=rows.device).view_as(rows)
-        p, n = vote(q, gate, **self.vote_switches)
-        return self.train_student(stage, lambda batch, step: (p[rows[step]], n[rows[step]])), q
+        ballots = cast(q, self.config.class_vote)
+        p, n = vote(ballots, gate, **self.vote_switches)
+        return self.train_student(stage, lambda batch, step: (p[rows[step]], n[rows[step]])), ballots
 
-    def distil_online(self, stage: Stage, gate: float) -> tuple[Tensor, Tensor]:
+    def distil_online(self, stage: Stage, gate: float) -> tuple[Tensor, Ballots]:
         """The released code's way: teachers in train mode predict each batch as it comes, dropout and all."""
         seen = []
 
@@ -97,10 +98,10 @@ class KD3A(Weighted):
         def consensus(batch: Batch, step: int) -> tuple[Tensor, Tensor]:
             answers = [teacher.train()(batch.x).float().softmax(-1) for teacher in self.voters.values()]
             seen.append(torch.stack(answers, 1))  # (B, K, C)
-            return vote(seen[-1], gate, **self.vote_switches)
+            return vote(cast(seen[-1], self.config.class_vote), gate, **self.vote_switches)
 
         loss = self.train_student(stage, consensus)
-        return loss, torch.cat(seen)
+        return loss, cast(torch.cat(seen), self.config.class_vote)
 
     def consult(self, rows: Tensor | None = None) -> Tensor:
         """What the frozen teachers say about the target, once a round: (N, K, C)."""
@@ -125,18 +126,18 @@ class KD3A(Weighted):
 
     # --- Consensus Focus ------------------------------------------------------------------------------------------
 
-    def weigh(self, q: Tensor, gate: float, uploads: dict[str, Message]) -> Tensor:
+    def weigh(self, ballots: Ballots, gate: float, uploads: dict[str, Message]) -> Tensor:
         """Domain weights of the round, (K + 1,)."""
-        c, size_factor = self.config, self.config.size_factor
+        c, q, size_factor = self.config, ballots.q, self.config.size_factor
         if c.weighting != "consensus-focus":  # another rule, which weighs sizes as it likes
-            focus, size_factor = rule_of(c.weighting)(self.context(uploads, gate, q)).to(q.device), False
+            worth, size_factor = rule_of(c.weighting)(self.context(uploads, gate, q)).to(q.device), False
         elif c.focus == "none":
-            focus = torch.ones(q.shape[1], device=q.device)
+            worth = torch.ones(q.shape[1], device=q.device)
         else:
-            focus = consensus_focus(q, gate, c.focus, check=False, class_vote=c.class_vote, fallback=c.fallback)
-        passed = (q.amax(-1) > gate).any(1).float().mean()
+            worth = focus(ballots, gate, c.focus, c.fallback)
+        passed = (ballots.confidence > gate).any(0).float().mean()
         alpha = domain_weights(
-            focus,
+            worth,
             torch.stack([message["stats"]["samples"] for message in uploads.values()]).to(q.device),
             len(self.target.part),
             gated_share=passed,
