@@ -7,7 +7,7 @@ Derived in the book's chapter *KD3A in ten minutes*.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -82,6 +82,21 @@ def stack_statistics(states: list[State]) -> tuple[State, State]:
     means = {layer: torch.stack([s[f"{layer}.running_mean"] for s in states]) for layer in layers}
     variances = {layer: torch.stack([s[f"{layer}.running_var"] for s in states]) for layer in layers}
     return means, variances
+
+
+@torch.no_grad()
+def adapt(net: nn.Module, inputs: Iterable[Tensor]) -> None:
+    """AdaBN: give every BatchNorm layer the statistics of these batches, the mean over them, and nothing else."""
+    layers = [module for module in net.modules() if isinstance(module, _BatchNorm)]
+    momenta = [layer.momentum for layer in layers]
+    for layer in layers:
+        layer.reset_running_stats()
+        layer.momentum = None  # the plain mean over batches
+    net.train()
+    for x in inputs:
+        net(x)
+    for layer, momentum in zip(layers, momenta, strict=True):
+        layer.momentum = momentum
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from kd3a.batchnorm import capture_moments, closed_form, mmd, mmd_loss, second_moment, stack_statistics
+from kd3a.batchnorm import adapt, capture_moments, closed_form, mmd, mmd_loss, second_moment, stack_statistics
 
 quick = settings(max_examples=50, deadline=None, derandomize=True)
 seeds = st.integers(0, 2**32 - 1)
@@ -182,3 +182,16 @@ def test_statistics_of_several_models_are_stacked_by_layer(net):
     for layer, bn in (("0.1", net[0][1]), ("2", net[2])):
         torch.testing.assert_close(means[layer], torch.stack([torch.zeros_like(bn.running_mean), bn.running_mean]))
         torch.testing.assert_close(variances[layer], torch.stack([torch.ones_like(bn.running_var), bn.running_var]))
+
+
+def test_adapt_forgets_the_source_and_takes_the_mean_over_batches():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    net(5 + torch.randn(50, 3))  # another domain leaves its statistics
+    batches = torch.randn(6, 20, 3)
+    with torch.no_grad():
+        features = net[0](batches)
+    adapt(net, batches)
+    torch.testing.assert_close(net[1].running_mean, features.mean((0, 1)))
+    torch.testing.assert_close(net[1].running_var, features.var(1).mean(0))
+    assert net[1].momentum == 0.1

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from kd3a.methods.base import Supervised
+from typing import Literal
+
+from kd3a import batchnorm
+from kd3a.channel import Message
+from kd3a.methods.base import Logs, Supervised
 from kd3a.methods.weighted import Weighted
+from kd3a.trainer import Stage
 from kd3a.weighting import RuleName
 
 
@@ -18,3 +23,13 @@ class FedAvg(Weighted):
 
         weighting: RuleName = "size"
         """How sources are weighed: size, uniform, drop:names, consensus-focus, shapley, h-divergence or info-gain."""
+        statistics: Literal["averaged", "target"] = "averaged"
+        """BatchNorm statistics: the average of the sources', or those of the round's target batches (AdaBN)."""
+
+    def collect(self, stage: Stage, uploads: dict[str, Message]) -> Logs:
+        logs = super().collect(stage, uploads)
+        if self.config.statistics == "target":
+            name = self.target.name
+            rounds = self.trainer.batches(stage, {name: self.target.part})
+            batchnorm.adapt(self.net, (batch[name].x for batch in rounds))
+        return logs
