@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
+from scipy import stats
 
 from kd3a.records import Record
 from kd3a.study import Results, shipped
@@ -21,19 +22,12 @@ def open_results(study: str, scale: str, folder: str = "") -> Results:
 
 def finished(results: Results) -> list[tuple[str, Record]]:
     """Row title and record of every run of the grid that is recorded."""
-    found = results.found()
-    keys = [(title, run.key(results.task(run.target).sha256)) for title, run in results.grid]
-    return [(title, found[key]) for title, key in keys if key in found]
+    return [(title, record) for title, _, record in results.recorded() if record is not None]
 
 
 def missing(results: Results) -> pd.DataFrame:
     """How many runs of each row and target are not recorded; empty when all are."""
-    found = results.found()
-    gaps = [
-        {"row": title, "target": run.target}
-        for title, run in results.grid
-        if run.key(results.task(run.target).sha256) not in found
-    ]
+    gaps = [{"row": title, "target": run.target} for title, run, record in results.recorded() if record is None]
     rows = list(dict.fromkeys(title for title, _ in results.grid))
     if not gaps:
         return pd.DataFrame(columns=results.study.domains())
@@ -132,6 +126,14 @@ class Finding:
     ahead: int  # seeds in which the claim holds
 
     @property
+    def interval(self) -> tuple[float, float]:
+        """95 % confidence interval of the lead, by Student's t over seeds."""
+        half = (
+            float(stats.t.ppf(0.975, self.seeds - 1)) * self.std / self.seeds**0.5 if self.seeds > 1 else float("nan")
+        )
+        return self.lead - half, self.lead + half
+
+    @property
     def holds(self) -> bool | None:
         if not self.seeds:
             return None
@@ -176,5 +178,14 @@ def findings_table(findings: Sequence[Finding]) -> pd.DataFrame:
         spread = f" ± {100 * f.std:.1f}" if f.seeds > 1 else ""
         lead = f"{100 * f.lead:+.1f}{spread} ({f.seeds})".replace("-", "−") if f.seeds else "–"
         needed = f"≥ {100 * f.claim.margin:.1f}" if f.claim.margin else "> 0"
-        lines.append({"claim": f.claim.text, "needed": needed, "measured": lead, "outcome": answers[f.holds]})
+        low, high = (f"{100 * end:+.1f}".replace("-", "−") for end in f.interval)
+        lines.append(
+            {
+                "claim": f.claim.text,
+                "needed": needed,
+                "measured": lead,
+                "95 % interval": f"{low} to {high}" if f.seeds > 1 else "–",
+                "outcome": answers[f.holds],
+            }
+        )
     return pd.DataFrame(lines).set_index("claim")

@@ -123,6 +123,12 @@ class Results:
     def found(self) -> dict[str, Record]:
         return {record["key"]: record for record in records.read(self.path)}
 
+    def recorded(self) -> list[tuple[str, Run, Record | None]]:
+        """The grid with the record of each run that has one. No data is read: the newest record says which was used."""
+        found = self.found()
+        newest = next((record["data_sha256"] for record in reversed(found.values())), "")
+        return [(title, run, found.get(run.key(newest))) for title, run in self.grid]
+
     def train(
         self,
         hardware: Hardware,
@@ -154,10 +160,8 @@ class Results:
 
     def frame(self) -> pd.DataFrame:
         """One line per finished run of the grid: row, method, target, seed, accuracy, megabytes, seconds."""
-        found = self.found()
         rows = []
-        for title, run in self.grid:
-            record = found.get(run.key(self.task(run.target).sha256))
+        for title, run, record in self.recorded():
             if record is not None:
                 sent = sum(e["bytes_up"] + e["bytes_down"] for e in record["epochs"])
                 rows.append(

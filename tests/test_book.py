@@ -63,7 +63,7 @@ def test_every_figure_of_a_page_is_saved_by_a_notebook_and_described():
         name
         for path in NOTEBOOKS
         for cell in code_cells(path)
-        for name in re.findall(r'plots\.save\(.*?,\s+"([\w-]+)",?\s*\)', cell.source, re.DOTALL)
+        for name in re.findall(r'(?:plots\.save\(.*?,\s+|page\.\w+\(\s*)"([\w-]+)"', cell.source, re.DOTALL)
     }
     for path in PAGES:
         text = path.read_text() if path.suffix == ".md" else "\n".join(c.source for c in nbformat.read(path, 4).cells)
@@ -88,7 +88,7 @@ def test_a_study_page_renders_without_any_record(tmp_path, monkeypatch):
         for output in cell.outputs
         if "data" in output
     ]
-    assert any("are not recorded" in text and "make study" in text for text in texts)
+    assert any("are not recorded" in text and "kd3a study params/digits/cpu.yaml" in text for text in texts)
     assert any(text.startswith("**Open**") for text in texts)
     assert (tmp_path / "digits-accuracy.svg").exists()
 

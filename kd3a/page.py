@@ -1,0 +1,166 @@
+"""A study page, piece by piece: what every notebook under benchmarks and studies shows, from the records alone.
+
+``claim → set-up → command → table beside the paper's → figure → limits → verdict`` is the order of a page;
+each piece is one method of :class:`Page`, so that a page differs from another by its words only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pandas as pd
+from IPython.display import DisplayObject, Markdown, display
+
+from kd3a import data, models, plots, records, report
+from kd3a.domains import Task
+from kd3a.errors import UserError
+from kd3a.plots import Picture
+from kd3a.report import Claim
+from kd3a.settings import Hardware
+from kd3a.study import summary, table
+
+
+def facts_table(facts: Mapping[str, str]) -> Markdown:
+    """Two columns, in Markdown."""
+    return Markdown("| what | value |\n|---|---|\n" + "\n".join(f"| {name} | {facts[name]} |" for name in facts))
+
+
+class Page:
+    """The records of one study at one scale, and what a page says of them."""
+
+    def __init__(self, notebook: str, study: str, scale: str, results: str = "", train: bool = False):
+        """``notebook`` is the page's path under book/; ``train`` trains what is missing before anything is shown."""
+        self.notebook, self.scale = f"book/{notebook}.ipynb", scale
+        self.found = report.open_results(study, scale, results)
+        if train:
+            self.found.train(Hardware(), quiet=True, say=print)
+        self.study = self.found.study
+        self.rows = [entry.title for entry in self.study.methods]
+        self.targets = self.study.domains()
+        self.runs, self.frame = report.finished(self.found), self.found.frame()
+
+    # --- set-up ---------------------------------------------------------------------------------------------------
+
+    def gaps(self) -> pd.DataFrame | None:
+        """A warning and a table of the runs that are not recorded, if any."""
+        missing = report.missing(self.found)
+        if not len(missing):
+            return None
+        number = int(missing.to_numpy().sum())
+        params = f"params/{self.study.study}/{self.scale}.yaml"
+        text = (
+            f"{number} of the {len(self.found.grid)} runs of scale `{self.scale}` are not recorded. The next table "
+            f"counts them; the rest of the page uses the runs that are there. `kd3a study {params}` trains the missing "
+            "ones; it can be stopped and goes on later."
+        )
+        display(Markdown(f"```{{warning}}\n{text}\n```"))
+        return missing.rename_axis(index=None, columns=None)
+
+    def task(self) -> Task | None:
+        """The task of the first target, where its data are at hand."""
+        try:
+            return data.load(self.study.dataset, self.targets[0])
+        except UserError:
+            return None
+
+    def setup(self) -> Markdown:
+        """Data, network, budget, seeds, hardware, versions and time."""
+        t, task, facts = self.study.training, self.task(), {}
+        network = f"{t.model}"
+        if task is not None:
+            domains = {domain.name: domain for domain in (task.target, *task.sources)}
+            facts["samples (train / test)"] = "; ".join(
+                f"{name} {len(d.train):,} / {len(d.test):,}" for name, d in domains.items()
+            )
+            net = models.build(t.model, task.shape, len(task.classes), seed=0)
+            network += f", {sum(p.numel() for p in net.parameters()):,} parameters"
+        facts |= {
+            "network": network,
+            "budget": f"{t.epochs} epochs of {t.epoch_samples:,} samples a domain, batches of {t.batch_size}",
+            "rounds an epoch": f"{t.rounds_per_epoch:g}",
+            "learning rate": f"{t.lr_begin:g} to {t.lr_end:g}, cosine; SGD with momentum {t.momentum:g}",
+            "seeds": ", ".join(map(str, self.study.seeds)),
+        }
+        return facts_table(facts | report.provenance(self.runs))
+
+    def commands(self) -> Markdown:
+        """How to rebuild the page's notebook from the records, and how to train it again."""
+        parameters = f"-p scale {self.scale}"
+        again = "-p scale quick -p train True -p results /tmp/kd3a"
+        return Markdown(
+            f"```sh\n.venv/bin/papermill {self.notebook} out.ipynb \\\n    {parameters}\n\n"
+            f".venv/bin/papermill {self.notebook} out.ipynb \\\n    {again}\n```"
+        )
+
+    # --- results --------------------------------------------------------------------------------------------------
+
+    def table(self, rows: Sequence[str] | None = None) -> pd.DataFrame:
+        """Accuracy of each row on each target."""
+        cells, seeds = report.compact(table(self.frame, list(rows or self.rows), self.targets))
+        display(Markdown(f"Accuracy on the target's test part in percent, mean ± sample standard deviation; {seeds}."))
+        return cells
+
+    def beside(self, paper: str, rows: Mapping[str, str]) -> pd.DataFrame:
+        """Our mean over targets beside the paper's; ``rows`` maps our rows to those of table ``paper``."""
+        printed = paper_table(paper)
+        stats = summary(self.frame, list(rows), self.targets).set_index(["row", "target"])
+        lines = {}
+        for ours, theirs in rows.items():
+            for target in [*self.targets, "mean"]:
+                mean, there = 100 * stats.loc[(ours, target), "mean"], printed.get((theirs, target))
+                lines[ours, target] = "–" if pd.isna(mean) else f"{mean:.1f} / {'–' if there is None else there}"
+        cells = pd.Series(lines).unstack(1).reindex(index=list(rows), columns=[*self.targets, "mean"])
+        display(Markdown("Ours / the paper's, in percent."))
+        return cells
+
+    def bars(self, name: str, rows: Sequence[str] | None = None) -> Picture:
+        """The table as bars, saved as ``name``."""
+        rows = list(rows or self.rows)
+        return plots.save(plots.accuracy_bars(summary(self.frame, rows, self.targets), rows, self.targets), name)
+
+    def curves(self, name: str, rows: Sequence[str] | None = None) -> Picture:
+        """Accuracy by epoch, saved as ``name``."""
+        return plots.save(plots.curves(report.history(self.runs), list(rows or self.rows)), name)
+
+    def exchange(self) -> pd.DataFrame:
+        """Bytes beside accuracy."""
+        return report.exchange(self.frame, self.rows).rename_axis(index=None)
+
+    # --- the verdict ----------------------------------------------------------------------------------------------
+
+    def compare(self, claims: Sequence[Claim]) -> pd.DataFrame:
+        """What the records say of each claim."""
+        return report.findings_table(report.judge(self.frame, claims, self.targets)).rename_axis(index=None)
+
+    def verdict(self, claims: Sequence[Claim]) -> DisplayObject:
+        """The findings, and in one word what they come to."""
+        findings = report.judge(self.frame, claims, self.targets)
+        display(report.findings_table(findings).rename_axis(index=None))
+        answer = report.verdict(findings)
+        words = [f"**{answer.capitalize()}**."]
+        if answer == "open":
+            words.append("The records do not suffice to judge every statement yet.")
+        if self.scale == "quick":
+            words.append("This scale tests the code: nothing has converged, so it says little.")
+        words.append(
+            "Leads are in points of accuracy over the mean of all targets, seed by seed: mean ± sample standard "
+            "deviation, the number of seeds in brackets, and the 95 % interval of Student's t. Against several rows, "
+            "the strongest counts."
+        )
+        return Markdown(" ".join(words))
+
+
+def promise(claims: Sequence[Claim]) -> Markdown:
+    """The claims as they are judged below, and what their outcomes would be called."""
+    lines = [f"- *{c.text}*" + (f" by at least {100 * c.margin:g} points." if c.margin else ".") for c in claims]
+    outcome = "All of them: **reproduced**. Some of them: **partly reproduced**. None: **not reproduced**."
+    return Markdown("\n".join(lines) + "\n\n" + outcome)
+
+
+def paper_table(name: str) -> dict[tuple[str, str], str]:
+    """Numbers that the paper prints, by row and column; its average column is called ``mean``."""
+    printed = pd.read_csv(records.ROOT / "results" / "paper.csv", dtype=str)
+    printed = printed[printed["table"] == name]
+    if printed.empty:
+        raise UserError(f"The paper has no table {name!r} in results/paper.csv.")
+    return {(r.row, r.column.replace("avg", "mean")): r.mean for r in printed.itertuples()}
