@@ -19,6 +19,7 @@ from kd3a.methods import METHODS
 from kd3a.runs import Run, execute, forget, make_run
 from kd3a.settings import Hardware, Training
 from kd3a.study import Results, load_study, shipped, table
+from kd3a.traffic import in_words, traffic
 from kd3a.trainer import pick_device
 
 SCALES = ("quick", "cpu", "paper")
@@ -69,7 +70,12 @@ def parser() -> argparse.ArgumentParser:
     study.add_argument("--no-train", action="store_true", help="only print the table of what is recorded")
     _hardware(study)
 
-    _command(commands, "methods", do_methods, "list the methods, what each needs and its settings")
+    methods = _command(commands, "methods", do_methods, "list the methods, what each needs and what it sends")
+    methods.add_argument("name", nargs="?", help="one method, with its settings")
+    methods.add_argument("--dataset", default="digits", help="count bytes for this dataset (default: digits)")
+    methods.add_argument("--scale", default="cpu", help="and for the network and rounds of this scale (default: cpu)")
+    methods.add_argument("--data", type=Path, help="folder of downloaded data (default: KD3A_DATA)")
+
     _command(commands, "datasets", do_datasets, "list the datasets, their domains and what is available")
 
     tool = _command(commands, "data", do_data, "prepare, check or show a dataset")
@@ -184,11 +190,21 @@ def do_study(arguments: argparse.Namespace) -> None:
 
 
 def do_methods(arguments: argparse.Namespace) -> None:
-    for name, method in METHODS.items():
+    names = [arguments.name] if arguments.name else list(METHODS)
+    choose("method", names[0], METHODS)
+    choose("dataset", arguments.dataset, data.DATASETS)
+    training = shipped(arguments.dataset, choose("scale", arguments.scale, SCALES)).training
+    task = data.load(arguments.dataset, data.find(arguments.dataset, arguments.data).DOMAINS[0], arguments.data)
+    print(
+        f"Bytes for {training.model} on {arguments.dataset} at scale {arguments.scale}, {task.target.name} as target:\n"
+    )
+    for name in names:
+        method = METHODS[name]
         source = "needs source data in one place" if method.needs_source_data else "source data stay at home"
         labels = "; reads target labels" if method.uses_target_labels else ""
         print(f"{name:14} {method.summary}\n{'':14} {source}{labels}")
-        for key, field in method.Config.model_fields.items():
+        print(f"{'':14} sends {in_words(traffic(name, task, training), training.epochs)}", flush=True)
+        for key, field in method.Config.model_fields.items() if arguments.name else ():
             print(f"{'':16} {key} = {field.default}: {' '.join((field.description or '').split())}")
 
 

@@ -266,15 +266,23 @@ def test_a_missing_params_file_is_one_sentence(name, tmp_path, capsys, no_data):
 # --- the other commands -----------------------------------------------------------------------------------------------
 
 
-def test_methods_lists_all_with_their_settings(capsys):
+def test_methods_lists_all(capsys, monkeypatch):
+    monkeypatch.setattr(cli, "traffic", lambda name, task, training: {"params": 4e6} if name == "kd3a" else {})
     assert cli.main(["methods"]) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert "cnn-narrow" in head
+    assert [line.split()[0] for line in lines if line and not line.startswith(" ")] == list(METHODS)
+    sends = [line.strip() for line in lines if "sends" in line]
+    assert len(sends) == len(METHODS) and sends.count("sends nothing") == len(METHODS) - 1
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_tells_its_settings(name, capsys, monkeypatch):
+    monkeypatch.setattr(cli, "traffic", lambda *_: {})
+    assert cli.main(["methods", name]) == 0
     text = capsys.readouterr().out
-    starts = [line.split()[0] for line in text.splitlines() if line and not line.startswith(" ")]
-    assert starts == list(METHODS)
-    for method in METHODS.values():
-        for key, field in method.Config.model_fields.items():
-            assert f"{key} = {field.default}: " in text and field.description
-    assert "None" not in [line.strip() for line in text.splitlines()]
+    for key, field in METHODS[name].Config.model_fields.items():
+        assert f"{key} = {field.default}: " in text and field.description
 
 
 def test_datasets_lists_all(capsys, no_data):

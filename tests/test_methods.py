@@ -11,7 +11,7 @@ import tiny
 import torch
 from torch import Tensor
 
-from kd3a.channel import PRIVATE
+from kd3a.channel import PRIVATE, Channel
 from kd3a.domains import Task
 from kd3a.errors import UserError
 from kd3a.methods import METHODS
@@ -19,6 +19,8 @@ from kd3a.methods.base import Logs, Method, Rounds
 from kd3a.methods.kd3a import KD3A, OFFICIAL
 from kd3a.methods.source_free import SourceFree
 from kd3a.settings import Training
+from kd3a.traffic import in_words, traffic
+from kd3a.trainer import Trainer
 
 every_case = pytest.mark.parametrize("case", tiny.CASES)
 home_cases = [case for case, (name, _) in tiny.CASES.items() if issubclass(METHODS[name], Rounds | SourceFree)]
@@ -124,6 +126,18 @@ def test_a_restored_state_goes_on_as_if_nothing_had_happened(case, tiny_task):
     resumed = Trained.of(method, done)
     assert resumed.is_same_as(trained(case))
     assert [log["loss"].item() for log in resumed.logs] == [log["loss"].item() for log in trained(case).logs[done:]]
+
+
+@pytest.mark.parametrize("rounds", [1.0, 3.0])
+@pytest.mark.parametrize("name", METHODS)
+def test_traffic_is_what_a_whole_run_sends(name, rounds, tiny_task):
+    training = tiny.TRAINING.model_copy(update={"model": "small", "rounds_per_epoch": rounds})
+    method = METHODS[name](tiny_task, METHODS[name].Config(), Trainer(training, tiny.CPU, 0), Channel("denim"))
+    tiny.train(method)
+    kinds = sorted(method.channel.kinds())
+    sent = traffic(name, tiny_task, training)
+    assert sent == pytest.approx({kind: method.channel.bytes(kind=kind) for kind in kinds})
+    assert in_words(sent, training.epochs) == "nothing" if name == "oracle" else kinds[0] in in_words(sent, 2)
 
 
 @every_case
