@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 from IPython.display import DisplayObject, Markdown, display
 
-from kd3a import data, models, plots, records, report
+from kd3a import models, plots, records, report
 from kd3a.domains import Task
 from kd3a.errors import UserError
 from kd3a.plots import Picture
@@ -32,11 +32,16 @@ class Page:
         """``notebook`` is the page's path under book/; ``train`` trains what is missing before anything is shown."""
         self.notebook, self.scale = f"book/{notebook}.ipynb", scale
         self.found = report.open_results(study, scale, results)
-        if train:
-            self.found.train(Hardware(), quiet=True, say=print)
         self.study = self.found.study
         self.rows = [entry.title for entry in self.study.methods]
         self.targets = self.study.domains()
+        if train and self.task() is None:
+            name = self.study.dataset
+            display(
+                Markdown(f"Nothing is trained: the data of `{name}` are not here; `kd3a data check {name}` says why.")
+            )
+        elif train:
+            self.found.train(Hardware(), quiet=True, say=print)
         self.runs, self.frame = report.finished(self.found), self.found.frame()
 
     # --- set-up ---------------------------------------------------------------------------------------------------
@@ -59,7 +64,7 @@ class Page:
     def task(self) -> Task | None:
         """The task of the first target, where its data are at hand."""
         try:
-            return data.load(self.study.dataset, self.targets[0])
+            return self.found.task(self.targets[0])
         except UserError:
             return None
 
@@ -152,7 +157,7 @@ class Page:
 
 def promise(claims: Sequence[Claim]) -> Markdown:
     """The claims as they are judged below, and what their outcomes would be called."""
-    lines = [f"- *{c.text}*" + (f" by at least {100 * c.margin:g} points." if c.margin else ".") for c in claims]
+    lines = [f"- *{c.text}*: a lead of {c.needed} points." for c in claims]
     outcome = "All of them: **reproduced**. Some of them: **partly reproduced**. None: **not reproduced**."
     return Markdown("\n".join(lines) + "\n\n" + outcome)
 

@@ -107,12 +107,24 @@ def exchange(frame: pd.DataFrame, rows: Sequence[str]) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class Claim:
-    """Row ``above`` beats every row of ``below``, in mean accuracy over all targets, by at least ``margin``."""
+    """Row ``above`` beats every row of ``below``, in mean accuracy over all targets, by at least ``margin``.
+
+    With ``printed``, it is held against that number instead: ``margin`` is then how far from it still counts.
+    """
 
     text: str
     above: str
-    below: tuple[str, ...]
+    below: tuple[str, ...] = ()
     margin: float = 0.0
+    printed: float | None = None
+
+    @property
+    def needed(self) -> str:
+        """The smallest lead that counts, in points."""
+        return f"≥ {100 * self.margin:.1f}".replace("-", "−") if self.margin or self.printed else "> 0"
+
+    def holds(self, lead: float) -> bool:
+        return bool(lead >= self.margin if self.margin or self.printed else lead > 0)
 
 
 @dataclass(frozen=True)
@@ -137,7 +149,7 @@ class Finding:
     def holds(self) -> bool | None:
         if not self.seeds:
             return None
-        return bool(self.lead >= self.claim.margin if self.claim.margin else self.lead > 0)
+        return self.claim.holds(self.lead)
 
 
 def judge(frame: pd.DataFrame, claims: Sequence[Claim], targets: Sequence[str]) -> list[Finding]:
@@ -150,14 +162,16 @@ def judge(frame: pd.DataFrame, claims: Sequence[Claim], targets: Sequence[str]) 
     findings = []
     for claim in claims:
         rows = [claim.above, *claim.below]
-        if not claim.below or not set(rows) <= set(means.columns):
+        if not (claim.below or claim.printed) or not set(rows) <= set(means.columns):
             findings.append(Finding(claim, float("nan"), float("nan"), 0, 0))
             continue
         shared = means[rows].dropna()
-        rival = shared[list(claim.below)].mean().idxmax() if len(shared) else claim.below[0]
-        leads = shared[claim.above] - shared[rival]
-        ahead = (leads >= claim.margin) if claim.margin else (leads > 0)
-        findings.append(Finding(claim, leads.mean(), leads.std(ddof=1), len(leads), int(ahead.sum())))
+        leads = shared[claim.above] - (claim.printed or 0.0)
+        if claim.below:
+            rival = shared[list(claim.below)].mean().idxmax() if len(shared) else claim.below[0]
+            leads = shared[claim.above] - shared[rival]
+        ahead = sum(map(claim.holds, leads))
+        findings.append(Finding(claim, leads.mean(), leads.std(ddof=1), len(leads), ahead))
     return findings
 
 
@@ -177,12 +191,11 @@ def findings_table(findings: Sequence[Finding]) -> pd.DataFrame:
     for f in findings:
         spread = f" ± {100 * f.std:.1f}" if f.seeds > 1 else ""
         lead = f"{100 * f.lead:+.1f}{spread} ({f.seeds})".replace("-", "−") if f.seeds else "–"
-        needed = f"≥ {100 * f.claim.margin:.1f}" if f.claim.margin else "> 0"
         low, high = (f"{100 * end:+.1f}".replace("-", "−") for end in f.interval)
         lines.append(
             {
                 "claim": f.claim.text,
-                "needed": needed,
+                "needed": f.claim.needed,
                 "measured": lead,
                 "95 % interval": f"{low} to {high}" if f.seeds > 1 else "–",
                 "outcome": answers[f.holds],

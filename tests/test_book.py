@@ -346,6 +346,20 @@ def test_verdicts():
         assert report.verdict(report.judge(data, claims, ["t0"])) == word
 
 
+@pytest.mark.parametrize(("margin", "holds"), [(-0.05, True), (-0.03, False)])
+def test_a_claim_may_be_held_against_a_printed_number(margin, holds):
+    claim = report.Claim("", "a", printed=0.54, margin=margin)
+    (finding,) = report.judge(frame(a=[[0.5, 0.5], [0.5, 0.5]]), [claim], ["t0", "t1"])
+    assert finding.lead == pytest.approx(-0.04) and finding.holds is holds and finding.claim.needed.startswith("≥ −")
+
+
+def test_the_interval_is_students():
+    (finding,) = report.judge(
+        frame(a=[[0.5], [0.6], [0.7]], b=[[0.5], [0.5], [0.5]]), [report.Claim("", "a", ("b",))], ["t0"]
+    )
+    assert finding.interval == pytest.approx((0.1 - 4.3027 * 0.1 / 3**0.5, 0.1 + 4.3027 * 0.1 / 3**0.5), abs=1e-4)
+
+
 def test_a_tie_does_not_beat():
     (finding,) = report.judge(frame(a=[[0.5]], b=[[0.5]]), [report.Claim("", "a", ("b",))], ["t0"])
     assert finding.holds is False
