@@ -219,6 +219,7 @@ def do_data(arguments: argparse.Namespace) -> int:
     preparing = arguments.action in ("prepare", "build")
     if preparing and hasattr(dataset, "prepare"):
         dataset.prepare(arguments.data)
+    dataset = data.find(arguments.name, arguments.data)  # a folder knows its classes only now
     domains, sha256 = dataset.load(arguments.data)
     if arguments.action == "show":
         return show(dataset, domains, arguments.out)
