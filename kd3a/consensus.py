@@ -162,6 +162,28 @@ def vote(ballots: Ballots, gate: float, *, consensus: str, support: str, fallbac
     return p, torch.where(agreed, weight, fallback)
 
 
+def ensemble(q: Tensor, kind: Literal["mean", "max"]) -> tuple[Tensor, Tensor]:
+    r"""What is distilled without a vote: no gate, no supporters, every sample weighs one.
+
+    ``mean`` is :math:`p_i = \frac1K \sum_k q^k(x_i)`; ``max`` is the prediction of the most confident teacher,
+    :math:`p_i = q^{k^*}(x_i)` with :math:`k^* = \arg\max_k \max_c q^k_c(x_i)`, the first among equals.
+
+    Args:
+        q: probabilities, (N, K, C).
+
+    Returns:
+        ``p`` (N, C), rows sum to one, and ``n`` (N,), all ones.
+
+    >>> ensemble(torch.tensor([[[0.9, 0.1], [0.0, 1.0]]]), "max")[0].tolist()
+    [[0.0, 1.0]]
+    """
+    if kind not in ("mean", "max"):
+        raise ValueError(f"Unknown ensemble {kind!r}: choose 'mean' or 'max'.")
+    surest = q.amax(-1).argmax(1)  # (N,)
+    p = q.mean(1) if kind == "mean" else q[torch.arange(len(q), device=q.device), surest]
+    return p, q.new_ones(len(q))
+
+
 def coalition_qualities(ballots: Ballots, gate: float, members: Tensor, fallback: float) -> Tensor:
     r"""Consensus quality of many coalitions at once.
 

@@ -11,7 +11,7 @@ import pandas as pd
 from scipy import stats
 
 from kd3a.records import Record
-from kd3a.study import Results, shipped
+from kd3a.study import Results, duration, shipped
 
 
 def open_results(study: str, scale: str, folder: str = "") -> Results:
@@ -66,17 +66,6 @@ def provenance(runs: Sequence[tuple[str, Record]]) -> dict[str, str]:
         "commit": all_of(n["commit"][:10] + (" with changes" if n["dirty"] else "") for n in notes),
         "trained": days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}",
     }
-
-
-def duration(seconds: float) -> str:
-    """Seconds as a reader says them.
-
-    >>> duration(41), duration(300), duration(9000)
-    ('41 s', '5 min', '2.5 h')
-    """
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 def compact(cells: pd.DataFrame) -> tuple[pd.DataFrame, str]:

@@ -25,7 +25,7 @@ from kd3a.channel import Channel
 from kd3a.domains import Task
 from kd3a.errors import UserError, choose
 from kd3a.methods import METHODS
-from kd3a.methods.base import Method
+from kd3a.methods.base import Method, Poll
 from kd3a.poison import Poison, poisoned
 from kd3a.progress import Progress
 from kd3a.settings import Hardware, Settings, Training
@@ -191,6 +191,8 @@ class Journal:
             "bytes_up": method.channel.bytes("up", rounds=rounds),
             "bytes_down": method.channel.bytes("down", rounds=rounds),
         }
+        if "vote" in logs:
+            entry["vote"] = score(logs["vote"], method.task.target.train.y)
         self.epochs.append(entry)
         self.pending, self.since = [], stage.round + 1
 
@@ -209,6 +211,16 @@ def accuracy(method: Method) -> float:
     """Share of the target's test samples that are classified correctly."""
     test = method.task.target.test
     return (method.predict(test).argmax(-1) == test.y).double().mean().item()
+
+
+def score(poll: Poll, labels: Tensor) -> dict[str, float | None]:
+    """Share of samples that a vote accepted, and share of those that it names correctly (nothing if there are none).
+
+    Labels are read here alone, when the round is over: nothing that trains sees the outcome.
+    """
+    right = (poll.choice == labels[poll.rows]) & poll.accepted
+    accepted = int(poll.accepted.sum())
+    return {"accepted": accepted / len(poll.rows), "accuracy": int(right.sum()) / accepted if accepted else None}
 
 
 def save_checkpoint(path: Path, method: Method, journal: Journal) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Annotated, Any, Literal
 
 import pandas as pd
@@ -33,6 +34,8 @@ class MethodEntry(Settings):
     """How the table calls it; the method's name by default."""
     config: dict[str, Any] = Field(default_factory=dict, alias="set")
     """The method's own settings, where they differ from its defaults."""
+    training: dict[str, Any] = Field(default_factory=dict)
+    """Settings of the study's training that are other for this row, such as rounds_per_epoch or poison."""
 
     @property
     def title(self) -> str:
@@ -60,11 +63,18 @@ class Study(Settings):
     def domains(self) -> list[str]:
         return self.targets or list(choose("dataset", self.dataset, data.DATASETS).DOMAINS)
 
+    def training_of(self, entry: MethodEntry) -> Training:
+        """Budget and optimiser of one row."""
+        if not entry.training:
+            return self.training
+        return Training.read(self.training.model_dump() | entry.training, f"training of row {entry.title!r}")
+
     def runs(self, only: dict[str, set[str]] | None = None) -> list[tuple[str, Run]]:
         """The grid as (row title, run), seeds outermost, so that an early stop leaves whole tables."""
         only = only or {}
+        training = {entry.title: self.training_of(entry) for entry in self.methods}
         grid = [
-            (entry.title, make_run(self.dataset, target, entry.method, seed, self.training, entry.config))
+            (entry.title, make_run(self.dataset, target, entry.method, seed, training[entry.title], entry.config))
             for seed in self.seeds
             for entry in self.methods
             for target in self.domains()
@@ -129,6 +139,19 @@ class Results:
         newest = next((record["data_sha256"] for record in reversed(found.values())), "")
         return [(title, run, found.get(run.key(newest))) for title, run in self.grid]
 
+    def estimate(self) -> str:
+        """How long the missing runs will take, in a sentence, going by the runs that are recorded in the folder."""
+        missing = [run for _, run, record in self.recorded() if record is None]
+        if not missing:
+            return "Every run is recorded."
+        known = [record for path in sorted(self.path.parent.glob("*.jsonl")) for record in records.read(path)]
+        times = [expected_seconds(run, known) for run in missing]
+        told, runs = [t for t in times if t is not None], f"{len(missing)} of {len(self.grid)} runs to train"
+        if not told:
+            return f"{runs}; no recorded run tells yet how long they take."
+        guess = f"about {duration(sum(told) / len(told) * len(missing))} one after the other"
+        return f"{runs}: {guess}, going by recorded runs of {len(told)} of them."
+
     def train(
         self,
         hardware: Hardware,
@@ -137,7 +160,8 @@ class Results:
         say: Callable[[str], None] = lambda line: None,
     ) -> int:
         """Train what is missing, append each record as it arrives; returns how many runs were left to others."""
-        busy = 0
+        busy, said = 0, self.estimate()
+        say(said)
         for number, (title, run) in enumerate(self.grid, 1):
             task = self.task(run.target, folder)
             key = run.key(task.sha256)
@@ -156,6 +180,9 @@ class Results:
                 f"[{number}/{len(self.grid)}] {title:24} {run.target:12} seed {run.seed}  "
                 f"accuracy {record['target_accuracy']:.3f}  {record['seconds']:.0f} s"
             )
+            if "no recorded run" in said:  # now there is one
+                said = self.estimate()
+                say(said)
         return busy
 
     def frame(self) -> pd.DataFrame:
@@ -177,6 +204,31 @@ class Results:
         return pd.DataFrame(
             rows, columns=["row", "method", "target", "seed", "accuracy", "megabytes", "seconds", "key"]
         )
+
+
+def expected_seconds(run: Run, known: list[Record]) -> float | None:
+    """Median seconds of recorded runs of the same method, network and dataset, by the samples that they see.
+
+    Settings of a method are not looked at: they change its time little beside the budget.
+    """
+    t = run.training
+    rates = [
+        record["seconds"] / (record["config"]["epochs"] * record["config"]["epoch_samples"])
+        for record in known
+        if (record["dataset"], record["method"], record["config"]["model"]) == (run.dataset, run.method, t.model)
+    ]
+    return median(rates) * t.epochs * t.epoch_samples if rates else None
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a reader says them.
+
+    >>> duration(41), duration(300), duration(9000)
+    ('41 s', '5 min', '2.5 h')
+    """
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 def summary(frame: pd.DataFrame, rows: list[str], targets: list[str]) -> pd.DataFrame:

@@ -92,7 +92,7 @@ def test_json_is_one_record(digits_cache, tmp_path, capsys):
     assert set(record["config"]) == set(Training.model_fields) | set(METHODS["kd3a"].Config.model_fields)
     assert [entry["epoch"] for entry in record["epochs"]] == [1, 2]
     for entry in record["epochs"]:
-        assert " ".join(entry) == "epoch target_accuracy loss gate weights bytes_up bytes_down"
+        assert " ".join(entry) == "epoch target_accuracy loss gate weights bytes_up bytes_down vote"
         assert list(entry["weights"]) == ["mnist", "mnist_m", "synth", "street", "optdigits"]
         assert sum(entry["weights"].values()) == pytest.approx(1, abs=1e-5)
         assert 0 <= entry["target_accuracy"] <= 1 and entry["bytes_up"] > entry["bytes_down"] > 1_000_000

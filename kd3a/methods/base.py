@@ -10,6 +10,7 @@ A method writes only what is its own; batches, schedules, devices, checkpoints a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -25,7 +26,16 @@ from kd3a.models import Net, contents, parcel, unpack
 from kd3a.settings import Settings
 from kd3a.trainer import Party, Stage, Trainer, timeline
 
-Logs = dict[str, Any]  # "loss": Tensor, "gate": float, "weights": Tensor over self.weighted
+Logs = dict[str, Any]  # "loss": Tensor, "gate": float, "weights": Tensor over self.weighted, "vote": Poll
+
+
+@dataclass(frozen=True)
+class Poll:
+    """What a method took the target's training samples for. The method knows no label of them: the runner scores it."""
+
+    rows: Tensor  # (n,), positions in the target's training part; a sample may be asked about twice
+    choice: Tensor  # (n,), the class that was distilled
+    accepted: Tensor  # (n,) bool, whether it counted in full
 
 
 class Method:

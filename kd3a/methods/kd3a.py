@@ -14,10 +14,10 @@ from torch import Tensor
 from kd3a import batchnorm
 from kd3a.aggregate import aggregate
 from kd3a.channel import Message
-from kd3a.consensus import Ballots, cast, check, focus, vote
+from kd3a.consensus import Ballots, cast, check, ensemble, focus, vote
 from kd3a.domains import Batch, Domain
 from kd3a.losses import confidence_gate, distillation, mixup
-from kd3a.methods.base import Logs
+from kd3a.methods.base import Logs, Poll
 from kd3a.methods.kd3a_switches import OFFICIAL as OFFICIAL
 from kd3a.methods.kd3a_switches import Config
 from kd3a.methods.weighted import Weighted
@@ -62,7 +62,7 @@ class KD3A(Weighted):
         for teacher, message in zip(self.teachers, uploads.values(), strict=True):
             unpack(teacher, contents(message))
         gate = confidence_gate(stage.progress, self.config.gate_begin, self.config.gate_end)
-        loss, ballots = self.distil(stage, gate)  # self.net is now the (K+1)-th model
+        loss, ballots, asked = self.distil(stage, gate)  # self.net is now the (K+1)-th model
         check(ballots, list(self.voters))
         alpha = self.weigh(ballots, gate, uploads)
         # in train mode the vote has overwritten the teachers' BatchNorm statistics: average what they hold now
@@ -70,41 +70,51 @@ class KD3A(Weighted):
         if self.config.teachers == "train":
             states = [contents(parcel(t)) for t in self.teachers]
         self.average(stage, states, alpha)
-        return {"loss": loss, "gate": gate, "weights": alpha}
+        logs = {"loss": loss, "gate": gate, "weights": alpha}
+        if stage.closes_epoch:
+            p, n = self.consensus(ballots, gate)
+            logs["vote"] = Poll(asked, p.argmax(-1), n > self.config.fallback)
+        return logs
 
     # --- Knowledge Vote -------------------------------------------------------------------------------------------
 
-    def distil(self, stage: Stage, gate: float) -> tuple[Tensor, Ballots]:
-        """Train the student on the consensus; returns its mean loss and the teachers' ballots."""
+    def consensus(self, ballots: Ballots, gate: float) -> tuple[Tensor, Tensor]:
+        """The labels (N, C) to distil and their weights (N,)."""
+        if self.config.ensemble != "vote":
+            return ensemble(ballots.q, self.config.ensemble)
+        return vote(ballots, gate, **self.vote_switches)
+
+    def distil(self, stage: Stage, gate: float) -> tuple[Tensor, Ballots, Tensor]:
+        """Train the student on the consensus; returns its mean loss, the ballots and the samples they are about."""
         if self.config.student_passes == "one" and len(stage) > stage.per_epoch:
             stage = replace(stage, last=stage.first + stage.per_epoch)
         rows = self.trainer.order(self.target.name, len(self.target.part), stage)  # (steps, B)
         if self.config.teachers == "train":
-            return self.distil_online(stage, gate)
+            return *self.distil_online(stage, gate), rows.flatten()
         if self.config.vote_on == "all":
-            q = self.consult()
+            asked = torch.arange(len(self.target.part), device=rows.device)
         else:
-            q = self.consult(rows.flatten())
+            asked = rows.flatten()
             rows = torch.arange(rows.numel(), device=rows.device).view_as(rows)
-        ballots = cast(q, self.config.class_vote)
-        p, n = vote(ballots, gate, **self.vote_switches)
-        return self.train_student(stage, lambda batch, step: (p[rows[step]], n[rows[step]])), ballots
+        ballots = cast(self.consult(asked), self.config.class_vote)
+        p, n = self.consensus(ballots, gate)
+        return self.train_student(stage, lambda batch, step: (p[rows[step]], n[rows[step]])), ballots, asked
 
     def distil_online(self, stage: Stage, gate: float) -> tuple[Tensor, Ballots]:
         """The released code's way: teachers in train mode predict each batch as it comes, dropout and all."""
         seen = []
 
         @torch.no_grad()
-        def consensus(batch: Batch, step: int) -> tuple[Tensor, Tensor]:
+        def agreed(batch: Batch, step: int) -> tuple[Tensor, Tensor]:
             answers = [teacher.train()(batch.x).float().softmax(-1) for teacher in self.voters.values()]
             seen.append(torch.stack(answers, 1))  # (B, K, C)
-            return vote(cast(seen[-1], self.config.class_vote), gate, **self.vote_switches)
+            return self.consensus(cast(seen[-1], self.config.class_vote), gate)
 
-        loss = self.train_student(stage, consensus)
+        loss = self.train_student(stage, agreed)
         return loss, cast(torch.cat(seen), self.config.class_vote)
 
-    def consult(self, rows: Tensor | None = None) -> Tensor:
-        """What the frozen teachers say about the target, once a round: (N, K, C)."""
+    def consult(self, rows: Tensor) -> Tensor:
+        """What the frozen teachers say about these target samples, once a round: (N, K, C)."""
         return torch.stack([self.trainer.predict(t, self.target.part, rows) for t in self.voters.values()], 1)
 
     def train_student(self, stage: Stage, consensus) -> Tensor:

@@ -39,6 +39,8 @@ class Config(Settings):
     """Confidence gate at the start of training."""
     gate_end: float = Field(0.95, ge=0, le=1)
     """Confidence gate towards the end."""
+    ensemble: Literal["vote", "mean", "max"] = "vote"
+    """What the teachers are made one by: Knowledge Vote; or, to compare, their mean or the surest of them, ungated."""
     shared: Literal["all", "backbone"] = "all"
     """What is averaged and sent back; with backbone, every party keeps a head of its own."""
     consensus: Literal["soft", "one-hot"] = "soft"
