@@ -11,12 +11,14 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 from IPython.display import DisplayObject, Markdown, display
 
-from kd3a import models, plots, records, report
+from kd3a import models, plots, plots_studies, records, report
+from kd3a.channel import RefusedMessage
 from kd3a.domains import Task
 from kd3a.errors import UserError
 from kd3a.plots import Picture
 from kd3a.report import Claim
-from kd3a.settings import Hardware
+from kd3a.runs import make_run, start
+from kd3a.settings import Hardware, Training
 from kd3a.study import summary, table
 
 
@@ -42,7 +44,7 @@ class Page:
             )
         elif train:
             self.found.train(Hardware(), quiet=True, say=print)
-        self.runs, self.frame = report.finished(self.found), self.found.frame()
+        self.runs, self.frame = report.finished(self.found), report.outcomes(self.found)
 
     # --- set-up ---------------------------------------------------------------------------------------------------
 
@@ -82,11 +84,16 @@ class Page:
         facts |= {
             "network": network,
             "budget": f"{t.epochs} epochs of {t.epoch_samples:,} samples a domain, batches of {t.batch_size}",
-            "rounds an epoch": f"{t.rounds_per_epoch:g}",
+            "rounds an epoch": self.every("rounds_per_epoch"),
             "learning rate": f"{t.lr_begin:g} to {t.lr_end:g}, cosine; SGD with momentum {t.momentum:g}",
             "seeds": ", ".join(map(str, self.study.seeds)),
         }
         return facts_table(facts | report.provenance(self.runs))
+
+    def every(self, name: str) -> str:
+        """The values that a setting of the training has in the rows."""
+        values = {getattr(self.study.training_of(entry), name) for entry in self.study.methods}
+        return ", ".join(f"{value:g}" for value in sorted(values)) + (", by row" if len(values) > 1 else "")
 
     def commands(self) -> Markdown:
         """How to rebuild the page's notebook from the records, and how to train it again."""
@@ -118,6 +125,34 @@ class Page:
         display(Markdown("Ours / the paper's, in percent."))
         return cells
 
+    def cross(self, cells: Mapping[tuple[str, str], str], paper: str = "") -> pd.DataFrame:
+        """Mean accuracy over all targets by two names; ``cells`` maps (row, column) to a row of the study.
+
+        With ``paper``, each cell also shows what that table of the paper has at the same place.
+        """
+        cells = {place: title for place, title in cells.items() if title in self.rows}
+        ours, seeds = report.compact(report.cross(self.frame, cells, self.targets))
+        told = f"Accuracy in percent over {len(self.targets)} targets, mean ± sample standard deviation; {seeds}."
+        if paper:
+            printed = paper_table(paper)
+            texts = {(r, c): f"{ours.loc[r, c]} / {printed.get((r, c), '–')}" for r in ours.index for c in ours.columns}
+            ours = report.tabulated(texts)
+            told += " After the stroke, what the paper prints, on DomainNet."
+        display(Markdown(told))
+        return ours
+
+    def gains(self, above: str, below: str, paper: Mapping[str, tuple[str, str]]) -> pd.DataFrame:
+        """What row ``above`` has more than ``below``, here and in tables of the paper: name → its two rows."""
+        stats = summary(self.frame, [above, below], self.targets).set_index(["row", "target"])["mean"]
+        lines = {f"{self.study.dataset}, here": [100 * stats[below, "mean"], 100 * stats[above, "mean"]]}
+        for name, (more, less) in paper.items():
+            printed = paper_table(name)
+            lines[f"{name}, in the paper"] = [float(printed[less, "mean"]), float(printed[more, "mean"])]
+        cells = pd.DataFrame.from_dict(lines, orient="index", columns=[below, above])
+        cells["gain"] = cells[above] - cells[below]
+        texts = cells.apply(lambda c: c.map(lambda v: "–" if pd.isna(v) else f"{v:{'+' * (c.name == 'gain')}.1f}"))
+        return texts.map(lambda text: text.replace("-", "−"))
+
     def bars(self, name: str, rows: Sequence[str] | None = None) -> Picture:
         """The table as bars, saved as ``name``."""
         rows = list(rows or self.rows)
@@ -126,6 +161,44 @@ class Page:
     def curves(self, name: str, rows: Sequence[str] | None = None) -> Picture:
         """Accuracy by epoch, saved as ``name``."""
         return plots.save(plots.curves(report.history(self.runs), list(rows or self.rows)), name)
+
+    def measures(
+        self, name: str, lines: Sequence[str], points: Sequence[str], values: Mapping[str, str], xlabel: str
+    ) -> Picture:
+        """Columns of the records against rows of the study, saved as ``name``."""
+        return plots.save(plots_studies.measures(self.frame, lines, points, values, xlabel), name)
+
+    def weights(self, name: str, panels: Mapping[str, Mapping[str, str]], reference: str = "") -> Picture:
+        """The bad domain's weight by epoch, saved as ``name``."""
+        history = report.weights(self.runs, report.bad_domain(self.study) or "")
+        return plots.save(plots_studies.weight_curves(history, panels, reference), name)
+
+    def trade(self, name: str, families: Mapping[str, Sequence[str]]) -> Picture:
+        """Accuracy against bytes, saved as ``name``."""
+        points = report.trade(self.frame, [row for rows in families.values() for row in rows], self.targets)
+        return plots.save(plots_studies.accuracy_against_bytes(points, families), name)
+
+    def effects(self, name: str) -> Picture:
+        """What each switch adds, ranked, saved as ``name``."""
+        return plots.save(plots_studies.ranked_effects(report.effects(self.frame, self.rows, self.targets)), name)
+
+    def effects_table(self) -> pd.DataFrame:
+        """The same in numbers."""
+        return report.effects_table(report.effects(self.frame, self.rows, self.targets))
+
+    def refusal(self, attack: str) -> Markdown:
+        """What the first upload of an attack comes to, tried out now with a single batch."""
+        task = self.task()
+        if task is None:
+            return Markdown("The data of this study are not at hand, so the attack cannot be tried out.")
+        once = {"attack": attack, "epochs": 1, "epoch_samples": self.study.training.batch_size}
+        training = Training.read(self.study.training.model_dump() | once)
+        method = start(make_run(task.name, task.target.name, "kd3a", 0, training, {}), task, Hardware())
+        try:
+            method.run(method.stages()[0])
+        except RefusedMessage as refused:
+            return Markdown(f"> {refused}")
+        return Markdown("The upload was accepted.")
 
     def exchange(self) -> pd.DataFrame:
         """Bytes beside accuracy."""
@@ -148,18 +221,36 @@ class Page:
         if self.scale == "quick":
             words.append("This scale tests the code: nothing has converged, so it says little.")
         words.append(
-            "Leads are in points of accuracy over the mean of all targets, seed by seed: mean ± sample standard "
-            "deviation, the number of seeds in brackets, and the 95 % interval of Student's t. Against several rows, "
-            "the strongest counts."
+            f"Leads are in points of {measured(claims)} over the mean of all targets, seed by seed: mean ± sample "
+            "standard deviation, the number of seeds in brackets, and the 95 % interval of Student's t. Against several "
+            "rows, the strongest counts."
         )
         return Markdown(" ".join(words))
 
 
 def promise(claims: Sequence[Claim]) -> Markdown:
     """The claims as they are judged below, and what their outcomes would be called."""
-    lines = [f"- *{c.text}*: a lead of {c.needed} points." for c in claims]
+    lines = [f"- *{c.text}*{tolerance(0 if c.printed else c.margin)}." for c in claims]
     outcome = "All of them: **reproduced**. Some of them: **partly reproduced**. None: **not reproduced**."
     return Markdown("\n".join(lines) + "\n\n" + outcome)
+
+
+def tolerance(margin: float) -> str:
+    """How much a claim asks for, in words.
+
+    >>> tolerance(0.03), tolerance(0), tolerance(-0.01)
+    (' by at least 3 points', '', ', or loses at most 1 point')
+    """
+    size = f"{abs(100 * margin):g} point" + "s" * (abs(100 * margin) != 1)
+    return f" by at least {size}" if margin > 0 else f", or loses at most {size}" if margin < 0 else ""
+
+
+NAMES = {"accuracy": "accuracy", "bad_weight": "the bad domain's weight", "vote_accuracy": "the vote's accuracy"}
+
+
+def measured(claims: Sequence[Claim]) -> str:
+    """What the claims compare, in words."""
+    return " or ".join(dict.fromkeys(NAMES.get(claim.value, claim.value) for claim in claims))
 
 
 def paper_table(name: str) -> dict[tuple[str, str], str]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
 from scipy import stats
 
+from kd3a.attacks import Attack
+from kd3a.poison import Poison
 from kd3a.records import Record
-from kd3a.study import Results, duration, shipped
+from kd3a.study import Results, Study, duration, percent, shipped, summary
 
 
 def open_results(study: str, scale: str, folder: str = "") -> Results:
@@ -43,6 +45,39 @@ def history(runs: Sequence[tuple[str, Record]]) -> pd.DataFrame:
         for e in r["epochs"]
     ]
     return pd.DataFrame(lines, columns=["row", "target", "seed", "epoch", "accuracy"])
+
+
+def bad_domain(study: Study) -> str | None:
+    """The source that rows of a study poison or let attack; nothing if there is none, or not the same in all."""
+    settings = [study.training_of(entry) for entry in study.methods]
+    poisons = {poison.domain for t in settings if (poison := Poison.parse(t.poison))}
+    names = poisons | {attack.source for t in settings if (attack := Attack.parse(t.attack))}
+    return names.pop() if len(names) == 1 else None
+
+
+def weights(runs: Sequence[tuple[str, Record]], domain: str) -> pd.DataFrame:
+    """One line per epoch of every run that weighs ``domain``: row, target, seed, epoch, weight."""
+    lines = [
+        {"row": title, "target": r["target"], "seed": r["seed"], "epoch": e["epoch"], "weight": e["weights"][domain]}
+        for title, r in runs
+        for e in r["epochs"]
+        if domain in e["weights"]
+    ]
+    return pd.DataFrame(lines, columns=["row", "target", "seed", "epoch", "weight"])
+
+
+def outcomes(results: Results) -> pd.DataFrame:
+    """The study's frame with what else a record tells of its last epoch: the share of samples that the vote accepted,
+    how many of those it named correctly, and the weight of the bad domain; empty where a run has no such thing."""
+    bad, lines = bad_domain(results.study), []
+    for _, record in finished(results):
+        last = record["epochs"][-1]
+        vote = last.get("vote") or {}
+        extra = {"accepted": vote.get("accepted"), "vote_accuracy": vote.get("accuracy")}
+        lines.append({"key": record["key"], **extra, "bad_weight": last["weights"].get(bad)})
+    more = pd.DataFrame(lines, columns=["key", "accepted", "vote_accuracy", "bad_weight"])
+    numbers = {name: float for name in more.columns[1:]}
+    return results.frame().merge(more.astype(numbers), on="key", how="left", validate="many_to_one")
 
 
 def provenance(runs: Sequence[tuple[str, Record]]) -> dict[str, str]:
@@ -96,15 +131,17 @@ def exchange(frame: pd.DataFrame, rows: Sequence[str]) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class Claim:
-    """Row ``above`` beats every row of ``below``, in mean accuracy over all targets, by at least ``margin``.
+    """Row ``above`` beats every row of ``below`` by at least ``margin``, in the mean of ``value`` over all targets.
 
-    With ``printed``, it is held against that number instead: ``margin`` is then how far from it still counts.
+    A negative margin allows for a loss. With ``printed``, the row is held against that number instead. ``value`` is a
+    column of :func:`outcomes`: accuracy unless told otherwise.
     """
 
     text: str
     above: str
     below: tuple[str, ...] = ()
     margin: float = 0.0
+    value: str = "accuracy"
     printed: float | None = None
 
     @property
@@ -146,10 +183,16 @@ def judge(frame: pd.DataFrame, claims: Sequence[Claim], targets: Sequence[str]) 
 
     The lead of a claim is that over its strongest rival, seed by seed.
     """
-    wide = frame.pivot_table(index=["row", "seed"], columns="target", values="accuracy")
-    means = wide.reindex(columns=list(targets)).dropna().mean(axis=1).unstack("row") if len(frame) else pd.DataFrame()
-    findings = []
+
+    def means_of(value: str) -> pd.DataFrame:
+        if not len(frame):
+            return pd.DataFrame()
+        wide = frame.pivot_table(index=["row", "seed"], columns="target", values=value)
+        return wide.reindex(columns=list(targets)).dropna().mean(axis=1).unstack("row")
+
+    findings, known = [], {claim.value: means_of(claim.value) for claim in claims}
     for claim in claims:
+        means = known[claim.value]
         rows = [claim.above, *claim.below]
         if not (claim.below or claim.printed) or not set(rows) <= set(means.columns):
             findings.append(Finding(claim, float("nan"), float("nan"), 0, 0))
@@ -191,3 +234,83 @@ def findings_table(findings: Sequence[Finding]) -> pd.DataFrame:
             }
         )
     return pd.DataFrame(lines).set_index("claim")
+
+
+# --- tables and figures of the studies ----------------------------------------------------------------------------
+
+
+def cross(frame: pd.DataFrame, cells: Mapping[tuple[str, str], str], targets: Sequence[str]) -> pd.DataFrame:
+    """Mean accuracy over all targets as a table: ``cells`` says which row of the study stands at which row and column.
+
+    Numbers in percent, mean ± sample standard deviation over seeds with n, as text.
+    """
+    stats = summary(frame, list(dict.fromkeys(cells.values())), list(targets))
+    means = stats[stats["target"] == "mean"].set_index("row")
+    texts = {place: percent(*means.loc[title, ["mean", "std", "n"]]) for place, title in cells.items()}
+    return tabulated(texts)
+
+
+def tabulated(texts: Mapping[tuple[str, str], str]) -> pd.DataFrame:
+    """Cells by (row, column) as a table, in the order in which they come; – where there is none."""
+    rows, columns = (list(dict.fromkeys(place[i] for place in texts)) for i in (0, 1))
+    return pd.DataFrame([[texts.get((row, column), "–") for column in columns] for row in rows], rows, columns)
+
+
+def trade(frame: pd.DataFrame, rows: Sequence[str], targets: Sequence[str]) -> pd.DataFrame:
+    """Megabytes of a run beside its accuracy over all targets: row, megabytes, mean, std, n; unrecorded rows left out.
+
+    Accuracies are fractions, spread over seeds.
+    """
+    stats = summary(frame, list(rows), list(targets))
+    stats = stats[(stats["target"] == "mean") & (stats["n"] > 0)].drop(columns="target").reset_index(drop=True)
+    stats.insert(1, "megabytes", stats["row"].map(frame.groupby("row")["megabytes"].mean()))
+    return stats
+
+
+def pareto(cost: Sequence[float], gain: Sequence[float]) -> list[int]:
+    """Positions of the points that no other beats, cheapest first: none is at most as dear and at least as good, and
+    better in one of the two. Of equal points the first stays.
+
+    >>> pareto([1, 2, 3, 3], [5, 4, 6, 7])
+    [0, 3]
+    """
+    order = sorted(range(len(cost)), key=lambda i: (cost[i], -gain[i], i))
+    front: list[int] = []
+    for i in order:
+        if not front or gain[i] > gain[front[-1]]:
+            front.append(i)
+    return front
+
+
+def effects(frame: pd.DataFrame, rows: Sequence[str], targets: Sequence[str]) -> pd.DataFrame:
+    """What the released code's value of each switch adds to accuracy, largest effect first.
+
+    Once in the paper's company, row ``paper + switch`` against ``paper``; once in its own, ``official`` against
+    ``official − switch``. Columns: switch, company, lead, low, high (95 % interval), seeds; fractions.
+    """
+    pairs = [("paper", row.removeprefix("paper + "), row, "paper") for row in rows if row.startswith("paper + ")]
+    back = [row for row in rows if row.startswith("official − ")]
+    pairs += [("official", row.removeprefix("official − "), "official", row) for row in back]
+    claims = [Claim(switch, above, (below,)) for _, switch, above, below in pairs]
+    lines = [
+        {"switch": pair[1], "company": pair[0], "lead": f.lead, "low": f.interval[0], "high": f.interval[1]}
+        | {"seeds": f.seeds}
+        for pair, f in zip(pairs, judge(frame, claims, targets), strict=True)
+        if f.seeds
+    ]
+    table = pd.DataFrame(lines, columns=["switch", "company", "lead", "low", "high", "seeds"])
+    size = table["lead"].abs().groupby(table["switch"]).max().rename("size")
+    order = table.join(size, on="switch").sort_values(["size", "company"], ascending=[False, False], kind="stable")
+    return order.drop(columns="size").reset_index(drop=True)
+
+
+def effects_table(effects: pd.DataFrame) -> pd.DataFrame:
+    """:func:`effects` in text: a row per switch, points of accuracy with their 95 % interval; *clear* where that leaves
+    out zero."""
+    texts = {}
+    for e in effects.itertuples():
+        interval = f" ({100 * e.low:+.1f} to {100 * e.high:+.1f})" if e.seeds > 1 else ""
+        clear = " clear" if e.low > 0 or e.high < 0 else ""
+        texts[e.switch, f"in {e.company}"] = (f"{100 * e.lead:+.1f}" + interval).replace("-", "−") + clear
+    table = tabulated(texts)
+    return table.reindex(columns=[c for c in ("in paper", "in official") if c in table])

@@ -1,0 +1,172 @@
+"""Figures of the studies, in the style of :mod:`kd3a.plots`; their numbers come from :mod:`kd3a.report`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from scipy import stats
+
+from kd3a.plots import BLUE, GREY, INK, ORANGE, PALETTE, canvas, nothing, styled
+from kd3a.report import pareto
+
+MARKERS = "osD^vP*X"
+
+
+@styled
+def measures(
+    frame: pd.DataFrame, lines: Sequence[str], points: Sequence[str], values: Mapping[str, str], xlabel: str
+) -> Figure:
+    """Several measures against the rows of a study, a panel each and a colour per target.
+
+    Args:
+        frame: from :func:`kd3a.report.outcomes`.
+        lines, points: rows along the axis; the first are joined, the others stand by themselves.
+        values: columns of the frame and how their axes are called; fractions, shown in percent.
+    """
+    rows = [row for row in (*lines, *points) if (frame["row"] == row).any()]
+    if not rows:
+        return nothing()
+    figure, axes = canvas(0.7 + 1.6 * len(values), len(values), 1, sharex=True, squeeze=False)
+    joined = [row for row in rows if row in lines]
+    for ax, (column, label) in zip(axes.flat, values.items(), strict=True):
+        for k, target in enumerate(dict.fromkeys(frame["target"])):
+            mine = frame[frame["target"] == target].groupby("row")[column]
+            mean, std = (100 * s.reindex(rows) for s in (mine.mean(), mine.std(ddof=1).fillna(0)))
+            style = {"color": PALETTE[k], "marker": MARKERS[k], "ms": 5, "capsize": 2.5, "elinewidth": 1.2}
+            at = np.arange(len(rows))
+            first = len(joined)
+            ax.errorbar(at[:first], mean[:first], std[:first], label=target, **style)
+            ax.errorbar(at[first:], mean[first:], std[first:], ls="", **style)
+        if 0 < len(joined) < len(rows):
+            ax.axvline(len(joined) - 0.5, color="#999999", lw=0.8, ls=(0, (3, 2)))
+        ax.set(ylabel=label)
+        ax.margins(y=0.12)
+    names = short(rows)
+    axes[-1, 0].set_xticks(range(len(rows)), names)
+    axes[-1, 0].set(xlabel=xlabel)
+    figure.align_ylabels()
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
+    return figure
+
+
+def short(rows: Sequence[str]) -> list[str]:
+    """Titles without the words that all of them begin with, broken where they are long.
+
+    >>> short(["gate 0.9", "gate 0.8 to 0.95"])
+    ['0.9', '0.8\\nto 0.95']
+    """
+    words = [row.split() for row in rows]
+    while len(words) > 1 and all(len(w) > 1 for w in words) and len({w[0] for w in words}) == 1:
+        words = [w[1:] for w in words]
+    return [" ".join(w).replace(" to ", "\nto ") for w in words]
+
+
+@styled
+def weight_curves(history: pd.DataFrame, panels: Mapping[str, Mapping[str, str]], reference: str = "") -> Figure:
+    """The weight of one domain by epoch: a panel per situation, a line per rule, a band of one standard deviation over
+    targets and seeds.
+
+    Args:
+        history: from :func:`kd3a.report.weights`.
+        panels: title of a panel → what a line is called → row of the study.
+        reference: a row that every panel shows as a dashed line.
+    """
+    recorded = set(history["row"])
+    shown = {t: {n: r for n, r in rows.items() if r in recorded} for t, rows in panels.items()}
+    shown = {title: rows for title, rows in shown.items() if rows}
+    if not shown:
+        return nothing()
+    columns = min(2, len(shown))
+    lines = -(-len(shown) // columns)
+    figure, axes = canvas(0.9 + 1.9 * lines, lines, columns, sharex=True, sharey=True, squeeze=False)
+    names = list(dict.fromkeys(name for rows in panels.values() for name in rows))
+    handles = {}
+    for ax, (title, rows) in zip(axes.flat, shown.items(), strict=False):
+        for name, row in (({reference: reference} if reference in recorded else {}) | rows).items():
+            runs = history[history["row"] == row].groupby("epoch")["weight"]
+            mean, std = runs.mean(), runs.std(ddof=1).fillna(0)
+            k = names.index(name) if name in names else -1
+            style = {"color": PALETTE[k], "marker": MARKERS[k], "ms": 3.5} if k >= 0 else {"color": INK, "ls": "--"}
+            handles[name] = ax.plot(mean.index, mean, **style)[0]
+            ax.fill_between(mean.index, mean - std, mean + std, color=style["color"], alpha=0.15, lw=0)
+        ax.set_title(title, fontweight="bold", loc="left")
+        ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        ax.set_ylim(bottom=0)
+    for ax in axes.flat[len(shown) :]:
+        ax.remove()
+    figure.supxlabel("epoch", fontsize=10)
+    figure.supylabel(r"weight $\alpha$ of the domain", fontsize=10)
+    figure.legend(handles.values(), handles, loc="outside upper center", ncols=2, columnspacing=1.2)
+    return figure
+
+
+@styled
+def accuracy_against_bytes(points: pd.DataFrame, families: Mapping[str, Sequence[str]]) -> Figure:
+    """Accuracy against the bytes of a run, on a logarithmic axis, with the front that no row is ahead of.
+
+    Args:
+        points: from :func:`kd3a.report.trade`.
+        families: name → rows that belong together, joined in this order.
+    """
+    if points.empty:
+        return nothing()
+    figure, ax = canvas(3.6)
+    front = points.iloc[pareto(points["megabytes"].tolist(), points["mean"].tolist())]
+    ax.plot(front["megabytes"], 100 * front["mean"], color="#bbbbbb", lw=6, solid_capstyle="round", zorder=1,
+            label="Pareto front", marker="o", ms=9)  # fmt: skip
+    table = points.set_index("row")
+    for k, (name, rows) in enumerate(families.items()):
+        mine = table.reindex([row for row in rows if row in table.index])
+        if mine.empty:
+            continue
+        ax.errorbar(mine["megabytes"], 100 * mine["mean"], 100 * mine["std"].fillna(0), color=PALETTE[k],
+                    marker=MARKERS[k], ms=5.5, capsize=2.5, elinewidth=1.2, label=name, zorder=2)  # fmt: skip
+        for row, text in zip(mine.index, short(list(mine.index)), strict=True):
+            if len(mine) > 1:
+                at = (mine.loc[row, "megabytes"], 100 * mine.loc[row, "mean"])
+                ax.annotate(text.removeprefix("r = "), at, (0, 8), textcoords="offset points", ha="center", fontsize=8)
+    ax.set(xscale="log", xlabel="megabytes exchanged in a run", ylabel="target accuracy (%)")
+    ax.margins(y=0.15)
+    figure.legend(loc="outside upper center", ncols=3, columnspacing=1.2)
+    return figure
+
+
+@styled
+def ranked_effects(effects: pd.DataFrame) -> Figure:
+    """What each switch adds, largest first, with its 95 % interval; a colour for each company it was turned in.
+
+    ``effects`` comes from :func:`kd3a.report.effects`.
+    """
+    if effects.empty:
+        return nothing()
+    switches = list(dict.fromkeys(effects["switch"]))
+    figure, ax = canvas(0.9 + 0.32 * len(switches))
+    for company, colour, shift, marker in (("paper", BLUE, -0.14, "o"), ("official", ORANGE, 0.14, "s")):
+        mine = effects[effects["company"] == company]
+        at = np.array([switches.index(s) for s in mine["switch"]]) + shift
+        lead = 100 * mine["lead"].to_numpy()
+        reach = np.nan_to_num(100 * np.array([mine["lead"] - mine["low"], mine["high"] - mine["lead"]], dtype=float))
+        ax.errorbar(lead, at, xerr=reach, ls="", marker=marker, ms=5, capsize=2.5, color=colour,
+                    label=f"beside the {company} values")  # fmt: skip
+    ax.axvline(0, color=GREY, lw=1)
+    ax.set_yticks(range(len(switches)), switches)
+    ax.set(xlabel="what the released code's value adds (points of accuracy)", ylim=(len(switches) - 0.4, -0.6))
+    figure.legend(loc="outside upper center", ncols=2)
+    return figure
+
+
+@styled
+def beta_densities(alphas: Sequence[float]) -> Figure:
+    """The density of mixup's λ ~ Beta(α, α): how much of the first image a mixed one keeps."""
+    figure, ax = canvas(2.3)
+    x = np.linspace(0.005, 0.995, 397)
+    for k, alpha in enumerate(alphas):
+        ax.plot(x, stats.beta(alpha, alpha).pdf(x), color=PALETTE[k], label=f"Beta({alpha:g}, {alpha:g})",
+                ls=("-", "--", ":")[k % 3])  # fmt: skip
+    ax.set(xlabel="λ, the share of the first image", ylabel="density", ylim=(0, 4))
+    figure.legend(loc="outside upper center", ncols=len(alphas))
+    return figure
