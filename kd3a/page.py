@@ -153,6 +153,19 @@ class Page:
         texts = cells.apply(lambda c: c.map(lambda v: "–" if pd.isna(v) else f"{v:{'+' * (c.name == 'gain')}.1f}"))
         return texts.map(lambda text: text.replace("-", "−"))
 
+    def means(self, columns: Mapping[str, str]) -> pd.DataFrame:
+        """Columns of the records by row in percent, means over targets and seeds; ``columns`` gives their titles."""
+        means = 100 * self.frame.groupby("row")[list(columns)].mean().reindex(self.rows)
+        cells = means.map(lambda value: "–" if pd.isna(value) else f"{value:.1f}").rename(columns=columns)
+        return cells.rename_axis(index=None)
+
+    def bytes_ratio(self, less: str, more: str) -> Markdown:
+        """How many times the bytes of one row another exchanges, in a sentence."""
+        sent = self.frame.groupby("row")["megabytes"].mean()
+        if not {less, more} <= set(sent.index):
+            return Markdown("The bytes of the two rows cannot be compared yet.")
+        return Markdown(f"*{more}* exchanges {sent[more] / sent[less]:.1f} times the bytes of *{less}*.")
+
     def bars(self, name: str, rows: Sequence[str] | None = None) -> Picture:
         """The table as bars, saved as ``name``."""
         rows = list(rows or self.rows)
@@ -193,7 +206,7 @@ class Page:
             return Markdown("The data of this study are not at hand, so the attack cannot be tried out.")
         once = {"attack": attack, "epochs": 1, "epoch_samples": self.study.training.batch_size}
         training = Training.read(self.study.training.model_dump() | once)
-        method = start(make_run(task.name, task.target.name, "kd3a", 0, training, {}), task, Hardware())
+        method = start(make_run(task.dataset, task.target.name, "kd3a", 0, training, {}), task, Hardware())
         try:
             method.run(method.stages()[0])
         except RefusedMessage as refused:
@@ -222,8 +235,8 @@ class Page:
             words.append("This scale tests the code: nothing has converged, so it says little.")
         words.append(
             f"Leads are in points of {measured(claims)} over the mean of all targets, seed by seed: mean ± sample "
-            "standard deviation, the number of seeds in brackets, and the 95 % interval of Student's t. Against several "
-            "rows, the strongest counts."
+            "standard deviation, the number of seeds in brackets, and the 95 % interval of Student's t. Against "
+            "several rows, the strongest counts."
         )
         return Markdown(" ".join(words))
 
