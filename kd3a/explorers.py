@@ -50,18 +50,17 @@ def picture(x: Tensor) -> str:
 
 
 def vote_explorer(
-    q: Tensor, y: Tensor, shown: Sequence[int], images: Tensor, gate: float, names: Sequence[str], classes: Sequence[str]
+    x: Tensor, y: Tensor, q: Tensor, shown: Sequence[int], gate: float, names: Sequence[str], classes: Sequence[str]
 ) -> Explorer:
     """Move the gate, see who survives and what the consensus becomes.
 
     Args:
-        q: the teachers' probabilities, (N, K, C); ``y``: the labels, for scoring, (N,).
-        shown: positions of the samples that can be looked at one by one; ``images``: their pictures, (n, 3, H, W).
+        x, y: images, (N, 3, H, W) uint8, and labels, for scoring, (N,).
+        q: the teachers' probabilities, (N, K, C).
+        shown: positions of the samples that can be looked at one by one.
         gate: where the slider begins.
     """
-    if len(shown) != len(images):
-        raise UserError(f"The vote explorer needs an image for each shown sample, not {len(images)} for {len(shown)}.")
-    pictures = [{"row": int(row), "src": picture(x)} for row, x in zip(shown, images, strict=True)]
+    pictures = [{"row": int(row), "src": picture(x[row])} for row in shown]
     data = {"names": list(names), "classes": list(classes), "gate": round(gate, 2), "q": thousandths(q)}
     return Explorer("vote", data | {"truth": y.tolist(), "images": pictures})
 

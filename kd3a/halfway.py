@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import torch
 from filelock import FileLock
+from torch import Tensor, nn
 
 from kd3a import records
-from kd3a.domains import Task
+from kd3a.channel import Message
+from kd3a.domains import Part, Task
 from kd3a.errors import UserError
+from kd3a.losses import confidence_gate
 from kd3a.methods.base import Method
+from kd3a.methods.kd3a import KD3A
 from kd3a.runs import Journal, Run, checkpoint_folder, load_checkpoint, save_checkpoint, start
 from kd3a.settings import Hardware
+from kd3a.trainer import Party, Stage
 
 RECIPE = 1  # raise it with every change of what a round does, so that old checkpoints are left behind
 
@@ -37,3 +45,53 @@ def halfway(run: Run, task: Task, hardware: Hardware, rounds: int) -> Method:
                 method.run(stage)
             save_checkpoint(path, method, journal)
     return method
+
+
+@dataclass(frozen=True)
+class OpenRound:
+    """A round of KD3A after the sources have trained and before the target votes."""
+
+    method: KD3A
+    stage: Stage
+    shared: Message  # the model that all sources began with
+    gate: float
+
+    @property
+    def names(self) -> list[str]:
+        """Of the sources."""
+        return list(self.method.sources)
+
+    @property
+    def teachers(self) -> list[nn.Module]:
+        return [party.net for party in self.method.sources.values()]
+
+    def ask(self, rows: Tensor | None = None) -> Tensor:
+        """What the teachers say about the target's training samples, or ``rows`` of them: q, (N, K, C)."""
+        trainer, part = self.method.trainer, self.method.target.part
+        return torch.stack([trainer.predict(net, part, rows) for net in self.teachers], 1)
+
+    def trained(self, name: str, part: Part) -> Party:
+        """Source ``name`` as it would be after this round, had it trained on ``part``; the round stays as it is."""
+        party = self.fresh(name, part)
+        self.method.supervised(party, self.stage, self.method.source_mixup())
+        return party
+
+    def fresh(self, name: str, part: Part) -> Party:
+        """A party that holds the shared model and this data."""
+        trainer = self.method.trainer
+        party = trainer.party(name, trainer.net(self.method.task), part)
+        self.method.receive(party, self.shared)
+        return party
+
+
+def open_round(run: Run, task: Task, hardware: Hardware, rounds: int) -> OpenRound:
+    """The round that follows the run's first ``rounds``, with the sources' training done; see :func:`halfway`."""
+    method = halfway(run, task, hardware, rounds)
+    if not isinstance(method, KD3A) or rounds == len(method.stages()):
+        raise UserError("Only a run of kd3a that has a round left can be opened; choose fewer rounds.")
+    stage, shared = method.stages()[rounds], method.broadcast()
+    shared = {kind: {name: t.clone() for name, t in tensors.items()} for kind, tensors in shared.items()}
+    for party in method.sources.values():
+        method.local(party, stage, shared)
+    gate = confidence_gate(stage.progress, run.config.gate_begin, run.config.gate_end)
+    return OpenRound(method, stage, shared, gate)

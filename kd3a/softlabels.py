@@ -1,0 +1,56 @@
+"""Soft labels: the few formulas that turn a consensus into a labelled domain.
+
+Derived in the book's chapter *Knowledge distillation and the (K+1)-th domain*.
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def tempered(p: Tensor, temperature: float) -> Tensor:
+    r"""The distribution at another temperature, :math:`p_c^{1/T} / \sum_j p_j^{1/T}`.
+
+    It is the softmax of the logits divided by T, and needs no logits. T > 1 flattens, T < 1 sharpens.
+
+    Args:
+        p: probabilities, (..., C).
+
+    >>> import torch
+    >>> [round(v, 2) for v in tempered(torch.tensor([0.9, 0.1]), 2.0).tolist()]
+    [0.75, 0.25]
+    """
+    return (p.log() / temperature).softmax(-1)
+
+
+def kl(p: Tensor, q: Tensor) -> Tensor:
+    r""":math:`\mathrm{KL}(p \| q) = \sum_c p_c \log(p_c / q_c)`, (...,); a class with :math:`p_c = 0` adds nothing.
+
+    >>> import torch
+    >>> round(kl(torch.tensor([1.0, 0.0]), torch.tensor([0.5, 0.5])).item(), 4)  # log 2
+    0.6931
+    """
+    return F.kl_div(q.log(), p, reduction="none").sum(-1)
+
+
+def largest_deviation(p: Tensor, q: Tensor) -> Tensor:
+    r""":math:`\max_c |p_c - q_c|`, (...,). Pinsker's inequality bounds it by :math:`\sqrt{\mathrm{KL}(p \| q) / 2}`."""
+    return (p - q).abs().amax(-1)
+
+
+def task_risk(predictions: Tensor, labels: Tensor) -> float:
+    r"""Share of samples on which a model's class differs from the label; a soft label counts by its largest entry.
+
+    .. math:: \epsilon(h) = \Pr[h(x) \ne \arg\max_c p_c]
+
+    Args:
+        predictions: the model's probabilities, (N, C).
+        labels: classes (N,) or soft labels (N, C).
+
+    >>> import torch
+    >>> task_risk(torch.eye(2), torch.tensor([0, 0]))
+    0.5
+    """
+    classes = labels.argmax(-1) if labels.ndim == 2 else labels
+    return (predictions.argmax(-1) != classes).double().mean().item()
