@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from kd3a import records
 from kd3a.channel import Message
-from kd3a.domains import Part, Task
+from kd3a.domains import Batch, Part, Task
 from kd3a.errors import UserError
-from kd3a.losses import confidence_gate
+from kd3a.losses import confidence_gate, distillation
 from kd3a.methods.base import Method
 from kd3a.methods.kd3a import KD3A
 from kd3a.runs import Journal, Run, checkpoint_folder, load_checkpoint, save_checkpoint, start
@@ -74,6 +74,16 @@ class OpenRound:
         """Source ``name`` as it would be after this round, had it trained on ``part``; the round stays as it is."""
         party = self.fresh(name, part)
         self.method.supervised(party, self.stage, self.method.source_mixup())
+        return party
+
+    def distilled(self, p: Tensor, n: Tensor) -> Party:
+        """The student after this round, had the target trained on consensus ``p`` (N, C) with weights ``n`` (N,)."""
+        party = self.fresh(self.method.target.name, self.method.target.part)
+
+        def loss(batch: Batch, step: int) -> Tensor:
+            return distillation(party.net(batch.x), p[batch.index], n[batch.index])
+
+        self.method.trainer.local(party, self.stage, loss)
         return party
 
     def fresh(self, name: str, part: Part) -> Party:
