@@ -158,7 +158,7 @@ def reliability(q: Tensor, y: Tensor, names: Sequence[str], edges: Sequence[floa
     figure, ax = canvas(3.0)
     ax.plot([0, 100], [0, 100], color=FAINT, lw=1.4, ls="--")
     for k, name in enumerate(names):
-        bins = torch.bucketize(confidence[:, k], torch.tensor(edges, dtype=q.dtype)[1:-1])
+        bins = torch.bucketize(confidence[:, k].contiguous(), torch.tensor(edges, dtype=q.dtype)[1:-1])
         members = [bins == b for b in range(len(edges) - 1)]
         points = [(100 * confidence[m, k].mean(), 100 * right[m, k].mean()) for m in members if m.sum() >= 5]
         if points:
