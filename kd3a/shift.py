@@ -11,7 +11,7 @@ import pandas as pd
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kd3a.channel import PRIVATE, Channel
+from kd3a.channel import PRIVATE
 from kd3a.domains import Domain, Part
 from kd3a.trainer import Trainer
 from kd3a.weighting import proxy_a_distance
@@ -59,8 +59,9 @@ def pairs(distance: pd.DataFrame, accuracy: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def crossed(channels: Mapping[str, Channel]) -> pd.DataFrame:
-    """Bytes that crossed in each run (rows) by kind (columns), private kinds first; kinds nobody sent are left out."""
-    kinds = {kind for channel in channels.values() for kind in channel.kinds()}
+def crossed(sent: Mapping[str, Mapping[str, float]]) -> pd.DataFrame:
+    """Bytes by method (rows) and kind (columns), private kinds first; ``sent`` holds what :func:`kd3a.traffic.traffic`
+    counted for each method."""
+    kinds = {kind for counts in sent.values() for kind in counts}
     order = sorted(kinds, key=lambda kind: (kind not in PRIVATE, kind))
-    return pd.DataFrame({name: {k: c.bytes(kind=k) for k in order} for name, c in channels.items()}).T
+    return pd.DataFrame(sent).T.reindex(columns=order).fillna(0.0)
