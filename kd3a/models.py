@@ -62,6 +62,19 @@ def cnn_official(shape: tuple[int, ...], classes: int) -> Net:
     return Net(nn.Sequential(*layers), 2048, classes)
 
 
+def cnn_sigmoid(shape: tuple[int, ...], classes: int) -> Net:
+    """The network of the gradient-leakage attack (Zhu et al., 2019): three convolutions with sigmoids, all weights
+    uniform in [-0.5, 0.5]. Smooth to the second derivative, which the attack needs, and without BatchNorm."""
+    layers: list[nn.Module] = []
+    for channels, stride in zip((shape[0], 12, 12), (2, 2, 1), strict=True):
+        layers += [nn.Conv2d(channels, 12, 5, stride, padding=2), nn.Sigmoid()]
+    flat = 12 * -(-shape[1] // 4) * -(-shape[2] // 4)
+    net = Net(nn.Sequential(*layers, nn.Flatten()), flat, classes)
+    for parameter in net.parameters():
+        nn.init.uniform_(parameter, -0.5, 0.5)
+    return net
+
+
 class SparseLinear(nn.Module):
     """``nn.Linear`` for inputs that are mostly zeros, such as bags of words.
 
@@ -138,6 +151,7 @@ MODELS: dict[str, Callable[[tuple[int, ...], int], Net]] = {
     "cnn-narrow": cnn_narrow,
     "cnn-paper": cnn_paper,
     "cnn-official": cnn_official,
+    "cnn-sigmoid": cnn_sigmoid,
     "mlp": mlp,
     "mlp-bn": mlp_bn,
     "mlp-small": mlp_small,

@@ -1,0 +1,219 @@
+"""Gradient leakage: rebuild private images from a gradient, or from an update, that left the house.
+
+The attacker knows the network and what it observed. It looks for inputs whose gradient is the observed one.
+
+* :func:`dlg` (Zhu et al., 2019) looks for inputs and labels together.
+* :func:`idlg` (Zhao et al., 2020) first reads the label off the last layer, then looks for the input alone.
+
+Both match gradients by their squared distance with L-BFGS. :func:`objective` also takes :func:`cosine_distance` and a
+weight of :func:`total_variation`, the terms of gradient inversion (Geiping et al., 2020).
+Used in the book's chapter *Communication and privacy*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from scipy.optimize import linear_sum_assignment
+from skimage.metrics import peak_signal_noise_ratio, structural_similarity
+from torch import Tensor, nn
+
+from kd3a.errors import UserError
+from kd3a.losses import soft_cross_entropy
+
+Gradient = dict[str, Tensor]  # one tensor per parameter, by its name
+Objective = Callable[[Tensor, Tensor], Tensor]  # inputs (B, ...), label probabilities (B, C) -> scalar
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """What an attack found: its best guess and how well the guess explains the observation, step by step."""
+
+    x: Tensor  # (B, ...), as the network reads inputs
+    labels: Tensor  # (B,) int64
+    trace: list[float]  # the objective before every step and after the last
+
+    @property
+    def loss(self) -> float:
+        """The objective of the guess."""
+        return self.trace[-1]
+
+
+# --- what leaks -------------------------------------------------------------------------------------------------------
+
+
+def gradient(net: nn.Module, x: Tensor, labels: Tensor, create_graph: bool = False) -> Gradient:
+    r"""The gradient that a batch causes, :math:`\nabla_\theta \frac{1}{B} \sum_i \ell(h_\theta(x_i), y_i)`.
+
+    Args:
+        x: inputs, (B, ...).
+        labels: classes (B,) or probabilities (B, C); the loss is the cross-entropy.
+        create_graph: keep the graph, so that the gradient can itself be differentiated.
+    """
+    parameters = dict(net.named_parameters())
+    logits = net(x)
+    probabilities = labels if labels.is_floating_point() else F.one_hot(labels, logits.shape[1]).to(logits)
+    loss = soft_cross_entropy(logits, probabilities).mean()
+    grads = torch.autograd.grad(loss, list(parameters.values()), create_graph=create_graph)
+    return dict(zip(parameters, grads, strict=True))
+
+
+def update_as_gradient(before: Gradient, after: Gradient, rate: float) -> Gradient:
+    r"""A round's update read as one gradient, :math:`(\Theta - \Theta_k) / \eta`.
+
+    Exact for one step of plain SGD with learning rate :math:`\eta`; for several, ``rate`` is their sum and the result
+    a mean of gradients at different weights.
+    """
+    return {name: (before[name] - tensor).detach() / rate for name, tensor in after.items()}
+
+
+# --- what the attacker minimises --------------------------------------------------------------------------------------
+
+
+def squared_distance(a: Gradient, b: Gradient) -> Tensor:
+    r""":math:`\sum_l \|a_l - b_l\|_2^2`, the objective of DLG and iDLG.
+
+    >>> squared_distance({"w": torch.tensor([1.0, 2.0])}, {"w": torch.tensor([1.0, 0.0])}).item()
+    4.0
+    """
+    return torch.stack([(a[name] - b[name]).square().sum() for name in b]).sum()
+
+
+def cosine_distance(a: Gradient, b: Gradient) -> Tensor:
+    r""":math:`1 - \langle a, b \rangle / (\|a\| \, \|b\|)` over all layers together: the length does not matter.
+
+    >>> round(cosine_distance({"w": torch.tensor([1.0, 0.0])}, {"w": torch.tensor([3.0, 0.0])}).item(), 6)
+    0.0
+    """
+    left, right = (torch.cat([g[name].flatten() for name in b]) for g in (a, b))
+    return 1 - F.cosine_similarity(left, right, dim=0)
+
+
+def total_variation(x: Tensor) -> Tensor:
+    """Mean absolute difference of neighbouring pixels, down plus across, of images (B, C, H, W).
+
+    >>> total_variation(torch.tensor([[[[0.0, 1.0], [0.0, 1.0]]]])).item()
+    1.0
+    """
+    return x.diff(dim=-2).abs().mean() + x.diff(dim=-1).abs().mean()
+
+
+def objective(
+    net: nn.Module,
+    observed: Gradient,
+    distance: Callable[[Gradient, Gradient], Tensor] = squared_distance,
+    smoothness: float = 0.0,
+) -> Objective:
+    """What a guess is judged by: the distance of its gradient from the observed one, plus ``smoothness`` times the
+    guess's total variation."""
+
+    def judged(x: Tensor, labels: Tensor) -> Tensor:
+        loss = distance(gradient(net, x, labels, create_graph=True), observed)
+        return loss + smoothness * total_variation(x) if smoothness else loss
+
+    return judged
+
+
+# --- attacks ----------------------------------------------------------------------------------------------------------
+
+
+def dlg(
+    net: nn.Module,
+    observed: Gradient,
+    shape: tuple[int, ...],
+    steps: int = 100,
+    seed: int = 0,
+    tolerance: float = 1e-6,
+) -> Recovery:
+    r"""Deep leakage from gradients: inputs and soft labels whose gradient is the observed one.
+
+    .. math:: \min_{x, y} \sum_l \big\|\nabla_{\theta_l} \ell(h(x), \mathrm{softmax}(y)) - g_l\big\|_2^2
+
+    Args:
+        observed: the gradient g, by parameter.
+        shape: of the batch of inputs to find, (B, ...); B is part of what the attacker knows.
+        steps: of L-BFGS, each about 20 evaluations; it ends early when the objective is below ``tolerance``.
+        seed: of the random start.
+    """
+    x, y = _start(shape, observed["head.bias"], seed)
+    judged = objective(net, observed)
+    trace = _lbfgs(lambda: judged(x, y.softmax(-1)), [x, y], steps, tolerance)
+    return Recovery(x.detach(), y.detach().argmax(-1), trace)
+
+
+def idlg(
+    net: nn.Module,
+    observed: Gradient,
+    shape: tuple[int, ...],
+    steps: int = 100,
+    seed: int = 0,
+    tolerance: float = 1e-6,
+) -> Recovery:
+    """Improved DLG for one input: its label is read off the last layer (:func:`label_of`), the input is looked for."""
+    if shape[0] != 1:
+        raise UserError(f"iDLG reads the label of one input, not of {shape[0]}; use dlg.")
+    x, _ = _start(shape, observed["head.bias"], seed)
+    labels, judged = label_of(observed).view(1), objective(net, observed)
+    trace = _lbfgs(lambda: judged(x, labels), [x], steps, tolerance)
+    return Recovery(x.detach(), labels, trace)
+
+
+def label_of(observed: Gradient) -> Tensor:
+    r"""The label of a single input: the only row of :math:`\nabla W_\text{head}` that is negative where features are
+    not, :math:`\arg\min_c \sum_j (\nabla W_\text{head})_{cj}`."""
+    return observed["head.weight"].sum(1).argmin()
+
+
+def _start(shape: tuple[int, ...], bias: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    """Standard normal inputs and label scores, (B, C), to begin with; C is the length of the head's bias."""
+    generator = torch.Generator().manual_seed(seed)
+    x, y = (torch.randn(size, generator=generator) for size in (shape, (shape[0], len(bias))))
+    return x.to(bias).requires_grad_(), y.to(bias).requires_grad_()
+
+
+def _lbfgs(judged: Callable[[], Tensor], variables: list[Tensor], steps: int, tolerance: float) -> list[float]:
+    """Minimise in place. The line search costs nothing here and keeps L-BFGS from leaping away, as it does without."""
+    optimiser = torch.optim.LBFGS(variables, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        loss = judged()
+        for variable, grad in zip(variables, torch.autograd.grad(loss, variables), strict=True):
+            variable.grad = grad
+        return loss.detach()
+
+    trace = []
+    for _ in range(steps):
+        trace.append(float(optimiser.step(closure)))  # the value before the step
+        if trace[-1] < tolerance:
+            break
+    return [*trace, float(judged().detach())]
+
+
+# --- how much was recovered -------------------------------------------------------------------------------------------
+
+
+def pixels(x: Tensor, mean: float, std: float) -> Tensor:
+    """Network inputs as pixels in [0, 1]."""
+    return (x * std + mean).clamp(0, 1)
+
+
+def fidelity(truth: Tensor, guess: Tensor) -> dict[str, float]:
+    """How close one image (C, H, W) in [0, 1] comes to another: mean squared error, PSNR in decibels and SSIM."""
+    a, b = truth.detach().cpu().double().numpy(), guess.detach().cpu().double().numpy()
+    mse = float(np.mean((a - b) ** 2))
+    return {
+        "mse": mse,
+        "psnr": float(peak_signal_noise_ratio(a, b, data_range=1.0)) if mse else float("inf"),
+        "ssim": float(structural_similarity(a, b, channel_axis=0, data_range=1.0)),
+    }
+
+
+def matched(truth: Tensor, guess: Tensor) -> list[tuple[int, int]]:
+    """Which true image (M, ...) each of the guesses (B, ...) is nearest to, B ≤ M, no image twice: pairs (guess,
+    truth) of the least total squared error. The order of a batch leaves no trace in its gradient."""
+    cost = torch.cdist(guess.flatten(1).double(), truth.flatten(1).double()).square().numpy()
+    return [(int(g), int(t)) for g, t in zip(*linear_sum_assignment(cost), strict=True)]
