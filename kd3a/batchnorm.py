@@ -56,6 +56,29 @@ def mmd(mean_a: Tensor, second_a: Tensor, mean_b: Tensor, second_b: Tensor) -> T
     return (mean_a - mean_b).square().sum() + (second_a - second_b).square().sum()
 
 
+def kernel_mmd(a: Tensor, b: Tensor) -> Tensor:
+    r"""Squared MMD of two samples under the paper's quadratic kernel, from the kernel itself, over all pairs.
+
+    .. math:: \kappa(x, y) = \big( \langle x, y \rangle + \tfrac12 \big)^2, \qquad
+        \mathrm{MMD}^2 = \mathrm{mean}\,\kappa(a, a') - 2\,\mathrm{mean}\,\kappa(a, b) + \mathrm{mean}\,\kappa(b, b')
+
+    For one feature it is :func:`mmd` of the samples' moments; for several it also counts the moments of pairs of
+    features, which BatchNorm does not keep. Needs the samples: for the book and the tests, not for training.
+
+    Args:
+        a, b: features, (N, C) and (M, C).
+
+    >>> a, b = torch.tensor([[0.0], [2.0]]), torch.tensor([[1.0], [1.0]])
+    >>> kernel_mmd(a, b).item(), mmd(*(m for x in (a, b) for m in (x.mean(0), x.square().mean(0)))).item()
+    (1.0, 1.0)
+    """
+
+    def mean_kernel(x: Tensor, y: Tensor) -> Tensor:
+        return (x @ y.T + 0.5).square().mean()
+
+    return mean_kernel(a, a) - 2 * mean_kernel(a, b) + mean_kernel(b, b)
+
+
 def mmd_loss(batch: dict[str, tuple[Tensor, Tensor]], means: State, variances: State, alpha: Tensor) -> Tensor:
     r"""The BatchNorm-MMD loss of one target mini-batch (equation bmmd of the paper).
 

@@ -128,6 +128,7 @@ def dlg(
     steps: int = 100,
     seed: int = 0,
     tolerance: float = 1e-6,
+    on_step: Callable[[Tensor], None] = lambda x: None,
 ) -> Recovery:
     r"""Deep leakage from gradients: inputs and soft labels whose gradient is the observed one.
 
@@ -138,10 +139,11 @@ def dlg(
         shape: of the batch of inputs to find, (B, ...); B is part of what the attacker knows.
         steps: of L-BFGS, each about 20 evaluations; it ends early when the objective is below ``tolerance``.
         seed: of the random start.
+        on_step: is given the inputs before every step, to watch them take shape.
     """
     x, y = _start(shape, observed["head.bias"], seed)
     judged = objective(net, observed)
-    trace = _lbfgs(lambda: judged(x, y.softmax(-1)), [x, y], steps, tolerance)
+    trace = _lbfgs(lambda: judged(x, y.softmax(-1)), [x, y], steps, tolerance, on_step)
     return Recovery(x.detach(), y.detach().argmax(-1), trace)
 
 
@@ -152,13 +154,14 @@ def idlg(
     steps: int = 100,
     seed: int = 0,
     tolerance: float = 1e-6,
+    on_step: Callable[[Tensor], None] = lambda x: None,
 ) -> Recovery:
     """Improved DLG for one input: its label is read off the last layer (:func:`label_of`), the input is looked for."""
     if shape[0] != 1:
         raise UserError(f"iDLG reads the label of one input, not of {shape[0]}; use dlg.")
     x, _ = _start(shape, observed["head.bias"], seed)
     labels, judged = label_of(observed).view(1), objective(net, observed)
-    trace = _lbfgs(lambda: judged(x, labels), [x], steps, tolerance)
+    trace = _lbfgs(lambda: judged(x, labels), [x], steps, tolerance, on_step)
     return Recovery(x.detach(), labels, trace)
 
 
@@ -175,18 +178,25 @@ def _start(shape: tuple[int, ...], bias: Tensor, seed: int) -> tuple[Tensor, Ten
     return x.to(bias).requires_grad_(), y.to(bias).requires_grad_()
 
 
-def _lbfgs(judged: Callable[[], Tensor], variables: list[Tensor], steps: int, tolerance: float) -> list[float]:
+def _lbfgs(
+    judged: Callable[[], Tensor],
+    variables: list[Tensor],
+    steps: int,
+    tolerance: float,
+    on_step: Callable[[Tensor], None],
+) -> list[float]:
     """Minimise in place. The line search costs nothing here and keeps L-BFGS from leaping away, as it does without."""
     optimiser = torch.optim.LBFGS(variables, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
         loss = judged()
         for variable, grad in zip(variables, torch.autograd.grad(loss, variables), strict=True):
-            variable.grad = grad
+            variable.grad = grad.contiguous()  # whatever layout the network prefers
         return loss.detach()
 
     trace = []
     for _ in range(steps):
+        on_step(variables[0].detach().clone())
         trace.append(float(optimiser.step(closure)))  # the value before the step
         if trace[-1] < tolerance:
             break
