@@ -116,6 +116,29 @@ def compact(cells: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     return cells.map(lambda text: text.rpartition(" ")[0]), f"n = {numbers.pop().strip('()')}"
 
 
+def trials(results: Results) -> pd.DataFrame:
+    """A search: one line per trial with its settings, criterion and accuracy as means over targets, and whether it is
+    its method's best by the criterion. Trials without all their runs are left out.
+    """
+    lines = []
+    for entry in results.study.methods:
+        mine = [record for title, _, record in results.recorded() if title == entry.title]
+        if mine and all(record and "criterion" in record for record in mine):
+            told = entry.config | entry.training
+            lines.append(
+                {
+                    "method": entry.method,
+                    "trial": entry.title,
+                    "settings": ", ".join(f"{k}: {v}" for k, v in told.items()) or "as published",
+                    "criterion": sum(r["criterion"] for r in mine) / len(mine),
+                    "accuracy": sum(r["target_accuracy"] for r in mine) / len(mine),
+                }
+            )
+    frame = pd.DataFrame(lines, columns=["method", "trial", "settings", "criterion", "accuracy"])
+    best = frame.groupby("method")["criterion"].transform("idxmax") if len(frame) else []
+    return frame.assign(chosen=frame.index == best)
+
+
 def exchange(frame: pd.DataFrame, rows: Sequence[str]) -> pd.DataFrame:
     """What crossed in a run, its accuracy and its time, as means over targets and seeds, in text cells."""
     means = frame.groupby("row")[["megabytes", "accuracy", "seconds"]].mean().reindex(rows).astype(float)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import resource
 import sys
@@ -24,6 +25,7 @@ from kd3a.attacks import Attack, AttackedChannel
 from kd3a.channel import Channel
 from kd3a.domains import Task
 from kd3a.errors import UserError, choose
+from kd3a.losses import entropy
 from kd3a.methods import METHODS
 from kd3a.methods.base import Method, Poll
 from kd3a.poison import Poison, poisoned
@@ -149,6 +151,7 @@ def execute(
             "config": run.settings,
             "epochs": journal.epochs,
             "target_accuracy": journal.epochs[-1]["target_accuracy"],
+            "criterion": round(criterion(method), 6),
             "seconds": round(journal.seconds, 2),
             "peak_mb": round(peak_bytes(device) / 2**20, 1),
             "provenance": journal.provenance,
@@ -211,6 +214,17 @@ def accuracy(method: Method) -> float:
     """Share of the target's test samples that are classified correctly."""
     test = method.task.target.test
     return (method.predict(test).argmax(-1) == test.y).double().mean().item()
+
+
+def criterion(method: Method) -> float:
+    r"""How much the predictions tell about the target's training samples, from 0 to 1; no label is read.
+
+    The mutual information of sample and predicted class, :math:`h(\bar p) - \frac1N \sum_i h(p_i)`, in units of its
+    largest value :math:`\log C`: high when single predictions are sure and all classes are in use. Settings are chosen
+    by it.
+    """
+    p = method.predict(method.task.target.train).double()  # (N, C)
+    return ((entropy(p.mean(0)) - entropy(p).mean()) / math.log(p.shape[1])).item()
 
 
 def score(poll: Poll, labels: Tensor) -> dict[str, float | None]:

@@ -21,7 +21,7 @@ import pytest
 import torch
 from playwright.sync_api import Error, Page, sync_playwright
 
-from kd3a import plots, report
+from kd3a import plots, records, report
 from kd3a.consensus import knowledge_vote, supporters
 from kd3a.records import ROOT
 
@@ -381,6 +381,20 @@ def test_the_number_of_seeds_is_said_once_if_it_is_the_same():
         cells, words = report.compact(mixed)
         assert cells["u"].tolist() == ["50.0 ± 1.0 (3)", other] and "brackets" in words
     assert "brackets" in report.compact(pd.DataFrame({"t": ["–"]}))[1]
+
+
+def test_the_best_trial_is_the_criterions_not_the_labels(tmp_path):
+    results = report.open_results("tuning", "quick", str(tmp_path))
+    assert report.trials(results).empty
+    values = {"MDAN 1": (0.4, 0.9), "MDAN 2": (0.6, 0.5), "MDAN 3": (0.5, 0.95), "SHOT 1": (0.1, 0.2)}
+    for title, run in results.grid:
+        if title in values:
+            criterion, accuracy = values[title]
+            known = {"data_sha256": "0", "criterion": criterion, "target_accuracy": accuracy}
+            records.append(results.path, {"key": run.key("0"), **known})
+    frame = report.trials(results)
+    assert frame[frame["chosen"]]["trial"].tolist() == ["MDAN 2", "SHOT 1"] and len(frame) == 4
+    assert frame["settings"][0] == "as published" and frame["settings"][1] == "mu: 0.01"
 
 
 def test_missing_runs_are_counted(tmp_path):

@@ -12,7 +12,7 @@ import torch
 
 from kd3a import records
 from kd3a.errors import UserError
-from kd3a.runs import execute, make_run
+from kd3a.runs import criterion, execute, make_run
 from kd3a.settings import Hardware, Training
 
 
@@ -206,3 +206,22 @@ def test_provenance_survives_without_git(monkeypatch):
     monkeypatch.setenv("PATH", "")
     facts = records.provenance(torch.device("cpu"), 1)
     assert facts["commit"] == "" and facts["cpu"]
+
+
+@pytest.mark.parametrize(
+    ("predictions", "value"),
+    [
+        ([[1.0, 0.0], [0.0, 1.0]], 1.0),  # sure, and both classes in use
+        ([[1.0, 0.0], [1.0, 0.0]], 0.0),  # collapsed
+        ([[0.5, 0.5], [0.5, 0.5]], 0.0),  # knows nothing
+    ],
+)
+def test_the_criterion_rewards_sure_and_diverse_predictions(predictions, value, tiny_task):
+    class Constant:
+        task = tiny_task
+
+        def predict(self, part):
+            assert part is tiny_task.target.train
+            return torch.tensor(predictions)
+
+    assert criterion(Constant()) == pytest.approx(value, abs=1e-4)
