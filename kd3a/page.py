@@ -217,6 +217,23 @@ class Page:
         """Bytes beside accuracy."""
         return report.exchange(self.frame, self.rows).rename_axis(index=None)
 
+    # --- a search -------------------------------------------------------------------------------------------------
+
+    def trials(self) -> pd.DataFrame:
+        """Every trial of a search, the chosen ones marked."""
+        found = report.trials(self.found)
+        cells = found.assign(chosen=found["chosen"].map({True: "chosen", False: ""}))
+        return percents(cells.drop(columns="method").set_index("trial"), "criterion", "accuracy")
+
+    def criterion(self, name: str) -> Picture:
+        """Accuracy of the trials against their criterion, saved as ``name``."""
+        return plots.save(plots_studies.criterion(report.trials(self.found)), name)
+
+    def regret(self) -> pd.DataFrame:
+        """What choosing without labels costs, method by method."""
+        cells = report.regret(report.trials(self.found)).set_index("method")
+        return percents(cells, "as published", "as chosen", "best trial")
+
     # --- the verdict ----------------------------------------------------------------------------------------------
 
     def compare(self, claims: Sequence[Claim]) -> pd.DataFrame:
@@ -239,6 +256,12 @@ class Page:
             "several rows, the strongest counts."
         )
         return Markdown(" ".join(words))
+
+
+def percents(cells: pd.DataFrame, *columns: str) -> pd.DataFrame:
+    """The table with these columns as percentages of one decimal."""
+    shown = {c: ["–" if pd.isna(v) else f"{100 * v:.1f}" for v in cells[c]] for c in columns}
+    return cells.assign(**shown).rename_axis(index=None)
 
 
 def promise(claims: Sequence[Claim]) -> Markdown:

@@ -170,3 +170,27 @@ def beta_densities(alphas: Sequence[float]) -> Figure:
     ax.set(xlabel="λ, the share of the first image", ylabel="density", ylim=(0, 4))
     figure.legend(loc="outside upper center", ncols=len(alphas))
     return figure
+
+
+@styled
+def criterion(trials: pd.DataFrame, columns: int = 4) -> Figure:
+    """Accuracy of trials against the label-free criterion that chooses among them: a panel per method.
+
+    ``trials`` comes from :func:`kd3a.report.trials`; both numbers are fractions, shown in percent.
+    """
+    if trials.empty:
+        return nothing()
+    methods = list(dict.fromkeys(trials["method"]))
+    rows = -(-len(methods) // columns)
+    figure, axes = canvas(0.5 + 1.5 * rows, rows, columns, sharex=True, sharey=True, squeeze=False)
+    for ax, method in zip(axes.flat, methods, strict=False):
+        mine = trials[trials["method"] == method].sort_values("criterion")
+        x, y = 100 * mine["criterion"], 100 * mine["accuracy"]
+        ax.plot(x, y, color=GREY, lw=0.8, zorder=1)
+        ax.scatter(x, y, s=28, facecolors=np.where(mine["chosen"], BLUE, "white"), edgecolors=BLUE, zorder=2)
+        ax.set_title(method)
+    for ax in axes.flat[len(methods) :]:
+        ax.remove()
+    figure.supxlabel("criterion (%)")
+    figure.supylabel("target accuracy (%)")
+    return figure

@@ -337,3 +337,21 @@ def effects_table(effects: pd.DataFrame) -> pd.DataFrame:
         texts[e.switch, f"in {e.company}"] = (f"{100 * e.lead:+.1f}" + interval).replace("-", "−") + clear
     table = tabulated(texts)
     return table.reindex(columns=[c for c in ("in paper", "in official") if c in table])
+
+
+def regret(found: pd.DataFrame) -> pd.DataFrame:
+    """Of every method in a table of :func:`trials`: accuracy as published, as chosen, and of the best trial."""
+    lines = []
+    for method, mine in found.groupby("method", sort=False):
+        chosen = mine[mine["chosen"]].iloc[0]
+        published = mine[mine["settings"] == "as published"]["accuracy"]
+        lines.append(
+            {
+                "method": method,
+                "chosen": chosen["settings"],
+                "as published": published.iloc[0] if len(published) else float("nan"),
+                "as chosen": chosen["accuracy"],
+                "best trial": mine["accuracy"].max(),
+            }
+        )
+    return pd.DataFrame(lines, columns=["method", "chosen", "as published", "as chosen", "best trial"])

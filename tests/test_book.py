@@ -21,7 +21,7 @@ import pytest
 import torch
 from playwright.sync_api import Error, Page, sync_playwright
 
-from kd3a import plots, records, report
+from kd3a import page, plots, plots_studies, records, report
 from kd3a.consensus import knowledge_vote, supporters
 from kd3a.records import ROOT
 
@@ -179,7 +179,8 @@ LOOK = """() => {
     const wide = document.documentElement.scrollWidth;
     if (wide > window.innerWidth) bad.push('horizontal overflow: ' + wide + ' of ' + window.innerWidth);
     if (!main.querySelector('h1')) bad.push('no heading');
-    if (document.querySelector('mjx-merror')) bad.push('a formula that MathJax cannot read');
+    const unread = 'mjx-merror, mjx-container [data-mml-node="merror"], mjx-container [fill="red"]';
+    if (document.querySelector(unread)) bad.push('a formula that MathJax cannot read');
     const words = document.createTreeWalker(main, NodeFilter.SHOW_TEXT, node =>
         node.parentElement.closest('pre, code, script, style, mjx-container')
             ? NodeFilter.FILTER_REJECT : NodeFilter.FILTER_ACCEPT);
@@ -409,3 +410,15 @@ def test_the_results_folder_is_the_parameter_then_the_environment_then_the_repos
     assert report.open_results("digits", "quick").path.parent == tmp_path / "env"
     monkeypatch.delenv("KD3A_RESULTS")
     assert report.open_results("digits", "quick").path.parent == ROOT / "results"
+
+
+def test_what_a_choice_without_labels_costs():
+    columns = ["method", "trial", "settings", "criterion", "accuracy", "chosen"]
+    trials = pd.DataFrame(
+        [["a", "a 1", "as published", 0.5, 0.7, False], ["a", "a 2", "x: 1", 0.6, 0.6, True]], columns=columns
+    )
+    assert report.regret(trials).to_dict("records") == [
+        {"method": "a", "chosen": "x: 1", "as published": 0.7, "as chosen": 0.6, "best trial": 0.7}
+    ]
+    assert len(plots_studies.criterion(trials).axes) == 1
+    assert page.percents(trials.set_index("trial"), "accuracy")["accuracy"].tolist() == ["70.0", "60.0"]
