@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from kd3a.plots import BLUE, FAINT, GREEN, INK, ORANGE, PURPLE, RED, SKY, canvas, styled
-from kd3a.worlds import World, teachers
+from kd3a.worlds import World, misleading, teachers
 
 #: Colour and line style of a quantity wherever it appears.
 LINES = {
@@ -82,9 +82,8 @@ def condition_sweep(tables: Mapping[str, pd.DataFrame]) -> Figure:
     names = {"printed": "as printed", "corrected": "corrected", "exact": "exact"}
     for ax, (title, table) in zip(axes[:, 0], tables.items(), strict=True):
         ax.axhline(0, color=INK, lw=1)
-        wrong = (table["printed"] >= 0) & (table["exact"] < 0)
-        shade = ax.fill_between(table["share"], 0, 1, where=wrong, transform=ax.get_xaxis_transform(), color=FAINT,
-                                alpha=0.6, lw=0, label="printed holds, bound is looser")  # fmt: skip
+        band = {"where": misleading(table), "transform": ax.get_xaxis_transform(), "color": FAINT, "alpha": 0.6, "lw": 0}
+        shade = ax.fill_between(table["share"], 0, 1, **band, label="printed holds, bound is looser")
         for column, name in names.items():
             colour, style = LINES[column]
             ax.plot(table["share"], table[column], color=colour, ls=style, marker="o", ms=3, label=name)

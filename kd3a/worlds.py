@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 import pandas as pd
@@ -98,6 +99,11 @@ def sweep(world: World, liars: Iterable[int], shares: Iterable[float]) -> pd.Dat
     return pd.DataFrame(rows)
 
 
+def misleading(table: pd.DataFrame) -> pd.Series:
+    """Which rows of a :func:`sweep` fulfil the printed condition although the KD3A bound is looser, (rows,) bool."""
+    return (table["printed"] >= 0) & (table["exact"] < 0)
+
+
 # --- a real training in a world where all is known -----------------------------------------------------------------
 
 
@@ -149,6 +155,8 @@ def _row(H: np.ndarray, clean: bounds.Terms, target: np.ndarray, at: int, labels
         "Theorem 1": bounds.original_bound(t, own)[at],
         "label error": t.label_error,
         "risk gap": t.gap,
+        "half divergence": own @ t.divergences / 2,
+        "joint risk": t.lambda_0(own),
         "weights": alpha,
     }
 
@@ -178,6 +186,17 @@ def labels_outside() -> Problem:
     labels = np.array([1, 0])
     source, target = (bounds.domain(np.eye(2)[k], labels) for k in (0, 1))
     return np.ones((1, 2), int), [source], target, labels
+
+
+def aligned_and_wrong() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Four inputs, the first two the source's, the others the target's, and a representation that maps each source
+    input to the target input of the other class. Returns all functions of the inputs, all functions of the
+    representation, and the two domains."""
+    labels, representation = np.array([0, 1, 0, 1]), np.array([0, 1, 1, 0])
+    of_inputs = np.array(list(product((0, 1), repeat=4)))
+    of_features = np.array(list(product((0, 1), repeat=2)))[:, representation]
+    source, target = (bounds.domain(np.array(mass), labels) for mass in ((1, 1, 0, 0), (0, 0, 1, 1)))
+    return of_inputs, of_features, source, target
 
 
 def same_moments() -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -221,6 +221,7 @@ def test_the_condition_over_a_sweep_of_lies():
     assert table["label error"].iloc[-1] > 0.5 > table["label error"].iloc[0]
     clean = world.sources()
     t = bounds.terms(world.H, clean, world.target, worlds.consensus(worlds.teachers(world.H, clean))[0])
+    assert worlds.misleading(table.assign(printed=[0, 1, -1], exact=[-1, 0, -1])).tolist() == [True, False, False]
     assert table["exact"].iloc[0] == pytest.approx(bounds.exact_margin(t, alpha))
 
 
@@ -337,6 +338,14 @@ def test_appendix_d_constant_of_the_distilled_domain_is_its_label_error(seed):
 def test_counter_example_appendix_d_without_the_labellings():
     H, (S,), T, labels = worlds.labels_outside()
     assert bounds.invariant_bound(H, S, T, labels, labels)[0] == 0 and bounds.risks(H, T)[0] == 1
+
+
+def test_counter_example_alignment_moves_the_divergence_into_lambda():
+    of_inputs, of_features, S, T = worlds.aligned_and_wrong()
+    before, after = (bounds.terms(H, [S], T, np.array([0, 1, 0, 1])) for H in (of_inputs, of_features))
+    assert before.divergences[0] == pytest.approx(2) and before.lambdas[0] == pytest.approx(0)
+    assert after.divergences[0] == pytest.approx(0) and after.lambdas[0] == pytest.approx(1)
+    assert after.target[after.sources[0].argmin()] == pytest.approx(1)
 
 
 def test_counter_example_equal_batchnorm_statistics_different_domains():
