@@ -82,8 +82,9 @@ def condition_sweep(tables: Mapping[str, pd.DataFrame]) -> Figure:
     names = {"printed": "as printed", "corrected": "corrected", "exact": "exact"}
     for ax, (title, table) in zip(axes[:, 0], tables.items(), strict=True):
         ax.axhline(0, color=INK, lw=1)
-        band = {"where": misleading(table), "transform": ax.get_xaxis_transform(), "color": FAINT, "alpha": 0.6, "lw": 0}
-        shade = ax.fill_between(table["share"], 0, 1, **band, label="printed holds, bound is looser")
+        band = {"transform": ax.get_xaxis_transform(), "color": FAINT, "alpha": 0.6, "lw": 0}
+        shade = ax.fill_between(table["share"], 0, 1, where=misleading(table), **band)
+        shade.set_label("printed holds, bound is looser")
         for column, name in names.items():
             colour, style = LINES[column]
             ax.plot(table["share"], table[column], color=colour, ls=style, marker="o", ms=3, label=name)
