@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from kd3a.plots import BLUE, FAINT, GREEN, INK, ORANGE, PURPLE, RED, SKY, canvas, styled
-from kd3a.worlds import World, misleading, teachers
+from kd3a.worlds import World, best, border, misleading
 
 #: Colour and line style of a quantity wherever it appears.
 LINES = {
@@ -31,20 +31,22 @@ def world_map(world: World) -> Figure:
     side = round(np.sqrt(len(world.x)))
     first, second = (world.x[:, axis].reshape(side, side) for axis in (0, 1))
     figure, ax = canvas(4.1)
-    ax.contourf(first, second, world.labels.reshape(side, side), levels=[-0.5, 0.5, 1.5], colors=["#f6f6f6", "#e2ecf4"])
-    ax.contour(first, second, world.labels.reshape(side, side), levels=[0.5], colors=[INK], linewidths=2)
-    handles = [Line2D([], [], color=INK, lw=2, label="true border")]
-    domains = [*world.masses, world.target_mass]
-    learnt = [*teachers(world.H, world.sources()), None]
-    names = [*(f"source {k}" for k in range(1, len(domains))), "target"]
-    for mass, border, name, colour in zip(domains, learnt, names, (BLUE, ORANGE, GREEN, RED), strict=True):
-        style = "-" if border is not None else (0, (4, 2))
-        height = (mass / mass.max()).reshape(side, side)
-        ax.contour(first, second, height, levels=[0.5], colors=[colour], linewidths=1.8, linestyles=[style])
-        if border is not None:
-            ax.contour(first, second, border.reshape(side, side), levels=[0.5], colors=[colour], linewidths=1)
-        handles.append(Line2D([], [], color=colour, ls=style, label=name))
-    ax.set(xlabel="first feature", ylabel="second feature", aspect="equal")
+    fine = np.linspace(-1, 1, 201)
+    ax.fill_between(fine, border(fine), 1, color="#e2ecf4", lw=0)
+    (curve,) = ax.plot(fine, border(fine), color=INK, lw=2, label="true border")
+    handles = [curve]
+    colours = (BLUE, ORANGE, GREEN)
+    for k, (mass, m) in enumerate(zip(world.masses, best(world.H, world.sources()), strict=True)):
+        w, b = world.lines[m, :2], world.lines[m, 2]
+        ax.axline(b * w, b * w + w[::-1] * (-1, 1), color=colours[k], lw=1)
+        ax.contour(first, second, (mass / mass.max()).reshape(side, side), levels=[0.5], colors=[colours[k]])
+        handles.append(Line2D([], [], color=colours[k], label=f"source {k + 1}"))
+    height, dashed = (world.target_mass / world.target_mass.max()).reshape(side, side), (0, (4, 2))
+    ax.contour(first, second, height, levels=[0.5], colors=[RED], linestyles=[dashed])
+    handles.append(Line2D([], [], color=RED, ls=dashed, label="target"))
+    ticks = np.linspace(-1, 1, 5)
+    ax.set(xlabel="first feature", ylabel="second feature", aspect="equal", xlim=(-1, 1), ylim=(-1, 1))
+    ax.set(xticks=ticks, yticks=ticks)
     ax.grid(False)
     figure.legend(handles=handles, loc="outside upper center", ncols=5, columnspacing=1.0, handlelength=1.5)
     return figure
@@ -101,9 +103,9 @@ def bound_training(runs: Mapping[str, pd.DataFrame]) -> Figure:
     """Bounds and the risk they bound, round by round, a panel per run."""
     figure, axes = canvas(0.9 + 1.9 * len(runs), len(runs), 1, sharex=True, sharey=True, squeeze=False)
     for ax, (title, rounds) in zip(axes[:, 0], runs.items(), strict=True):
-        for column in ("target risk", "Proposition 1", "Theorem 2 (KD3A)", "Theorem 1"):
+        for column, wide in (("Theorem 1", 1.8), ("Theorem 2 (KD3A)", 1.8), ("Proposition 1", 4), ("target risk", 1.4)):
             colour, style = LINES[column]
-            ax.plot(rounds.index, rounds[column], color=colour, ls=style, marker="o", ms=3, label=column)
+            ax.plot(rounds.index, rounds[column], color=colour, ls=style, lw=wide, marker="o", ms=3, label=column)
         ax.set_title(title, fontweight="bold", loc="left")
         ax.xaxis.set_major_locator(MaxNLocator(8, integer=True))
     axes[0, 0].set_ylim(bottom=0)

@@ -29,6 +29,7 @@ class World:
     x: np.ndarray  # (n, 2)
     labels: np.ndarray  # (n,)
     H: np.ndarray  # (M, n)
+    lines: np.ndarray  # (M, 3): hypothesis m says 1 where lines[m, :2] @ x > lines[m, 2]
     masses: np.ndarray  # (K, n), of the sources
     target_mass: np.ndarray  # (n,)
 
@@ -43,26 +44,38 @@ class World:
         return [bounds.domain(m, self.labels, wrong=wrong if k in liars else 0.0) for k, m in enumerate(self.masses)]
 
 
+def border(first: np.ndarray) -> np.ndarray:
+    """The curve that parts the classes of the square: the second feature as a function of the first."""
+    return 0.5 * np.sin(np.pi * first)
+
+
 def square(side: int = 21, directions: int = 16, offsets: int = 13) -> World:
     """A square of ``side`` × ``side`` inputs. A curve parts the classes, hypotheses are straight lines; two sources see
     one end of the curve each, the third sees everything, the target its middle."""
     ticks = np.linspace(-1, 1, side)
     x = np.stack(np.meshgrid(ticks, ticks), -1).reshape(-1, 2)
     angles = 2 * np.pi * np.arange(directions) / directions
-    lines = np.linspace(-1, 1, offsets) + 1e-3  # no input lies on a line
-    H = bounds.separators(x, np.stack([np.cos(angles), np.sin(angles)], 1), lines)
+    offset = np.linspace(-1, 1, offsets) + 1e-3  # no input lies on a line
+    around = np.stack([np.cos(angles), np.sin(angles)], 1)  # (directions, 2)
+    H = bounds.separators(x, around, offset)
+    lines = np.concatenate([np.repeat(around, offsets, 0), np.tile(offset, directions)[:, None]], 1)
 
     def cloud(centre: tuple[float, float], width: float) -> np.ndarray:
         return np.exp(-((x - centre) ** 2).sum(1) / (2 * width**2))
 
     sources = [cloud((-0.6, -0.3), 0.35), cloud((0.6, 0.3), 0.35), cloud((0, 0), 0.7)]
-    labels = (x[:, 1] > 0.5 * np.sin(np.pi * x[:, 0])).astype(int)
-    return World(x, labels, H, np.stack(sources), cloud((0, 0), 0.45))
+    labels = (x[:, 1] > border(x[:, 0])).astype(int)
+    return World(x, labels, H, lines, np.stack(sources), cloud((0, 0), 0.45))
+
+
+def best(H: np.ndarray, sources: Sequence[np.ndarray]) -> list[int]:
+    """Which hypothesis has the least risk in each source."""
+    return [int(bounds.risks(H, S).argmin()) for S in sources]
 
 
 def teachers(H: np.ndarray, sources: Sequence[np.ndarray]) -> np.ndarray:
-    """The hypothesis with the least risk in each source, (K, n)."""
-    return np.stack([H[bounds.risks(H, S).argmin()] for S in sources])
+    """What these hypotheses, the teachers, say about each input, (K, n)."""
+    return H[best(H, sources)]
 
 
 def consensus(answers: np.ndarray, classes: int = 2) -> tuple[np.ndarray, np.ndarray]:

@@ -231,6 +231,11 @@ def test_consensus_of_sure_teachers_is_the_majority():
     assert labels.tolist() == [0, 1, 2, 2] and supporters.tolist() == [3, 2, 2, 2]
 
 
+def test_the_lines_of_the_square_are_its_hypotheses():
+    world = worlds.square(side=7, directions=6, offsets=5)
+    assert ((world.x @ world.lines[:, :2].T > world.lines[:, 2]).T == world.H).all()
+
+
 def test_the_weights_of_the_vote_bring_the_divergence_back():
     world = worlds.square(side=11, directions=8, offsets=7)
     labels, supporters = worlds.consensus(worlds.teachers(world.H, world.sources()))
