@@ -55,6 +55,7 @@ class OpenRound:
     stage: Stage
     shared: Message  # the model that all sources began with
     gate: float
+    before: dict[str, dict[str, Tensor]]  # every party's network and momentum when the round began
 
     @property
     def names(self) -> list[str]:
@@ -87,9 +88,10 @@ class OpenRound:
         return party
 
     def fresh(self, name: str, part: Part) -> Party:
-        """A party that holds the shared model and this data."""
+        """Party ``name`` as the round began for it, with the shared model and this data."""
         trainer = self.method.trainer
         party = trainer.party(name, trainer.net(self.method.task), part)
+        party.load(self.before[name])
         self.method.receive(party, self.shared)
         return party
 
@@ -99,9 +101,14 @@ def open_round(run: Run, task: Task, hardware: Hardware, rounds: int) -> OpenRou
     method = halfway(run, task, hardware, rounds)
     if not isinstance(method, KD3A) or rounds == len(method.stages()):
         raise UserError("Only a run of kd3a that has a round left can be opened; choose fewer rounds.")
-    stage, shared = method.stages()[rounds], method.broadcast()
-    shared = {kind: {name: t.clone() for name, t in tensors.items()} for kind, tensors in shared.items()}
+    stage = method.stages()[rounds]
+    shared = {kind: _copied(tensors) for kind, tensors in method.broadcast().items()}
+    before = {party.name: _copied(party.state()) for party in method.parties}
     for party in method.sources.values():
         method.local(party, stage, shared)
     gate = confidence_gate(stage.progress, run.config.gate_begin, run.config.gate_end)
-    return OpenRound(method, stage, shared, gate)
+    return OpenRound(method, stage, shared, gate, before)
+
+
+def _copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}

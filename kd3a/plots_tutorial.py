@@ -93,7 +93,7 @@ def soft_labels(image: Tensor, labels: Mapping[str, Tensor], classes: Sequence[s
     _bare(ax)
     axes = right.subplots(len(labels), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
     for ax, (title, p) in zip(axes, labels.items(), strict=True):
-        ax.bar(range(len(classes)), 100 * p, color=BLUE, width=0.75)
+        ax.bar(range(len(classes)), (100 * p).tolist(), color=BLUE, width=0.75)
         ax.set_title(title, loc="left")
         ax.set(ylim=(0, 100), xticks=range(len(classes)), xticklabels=classes)
         ax.grid(axis="x", visible=False)

@@ -1,12 +1,17 @@
-"""Soft labels: the few formulas that turn a consensus into a labelled domain.
+"""Soft labels: the few formulas that turn a consensus into a labelled domain, and how good its labels are.
 
-Derived in the book's chapter *Knowledge distillation and the (K+1)-th domain*.
+Derived in the book's chapters *Knowledge distillation and the (K+1)-th domain* and *Knowledge Vote*.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+import pandas as pd
 import torch.nn.functional as F
 from torch import Tensor
+
+from kd3a.consensus import knowledge_vote
 
 
 def tempered(p: Tensor, temperature: float) -> Tensor:
@@ -54,3 +59,35 @@ def task_risk(predictions: Tensor, labels: Tensor) -> float:
     """
     classes = labels.argmax(-1) if labels.ndim == 2 else labels
     return (predictions.argmax(-1) != classes).double().mean().item()
+
+
+def weighted_accuracy(p: Tensor, n: Tensor, y: Tensor) -> float:
+    r"""Share of right labels when a sample counts by its weight, :math:`\sum n_i [\arg\max p_i = y_i] / \sum n_i`.
+
+    Args:
+        p: soft labels, (N, C); ``n``: weights, (N,); ``y``: classes, (N,).
+
+    >>> import torch
+    >>> weighted_accuracy(torch.eye(2), torch.tensor([3.0, 1.0]), torch.tensor([0, 0]))
+    0.75
+    """
+    right = (p.argmax(-1) == y).double()
+    return ((n * right).sum() / n.double().sum()).item()
+
+
+def gate_sweep(q: Tensor, y: Tensor, gates: Iterable[float]) -> pd.DataFrame:
+    """What Knowledge Vote gains and loses as the gate moves: a line per gate, fractions.
+
+    Args:
+        q: the teachers' probabilities, (N, K, C); ``y``: classes, (N,).
+    """
+    rows = {}
+    for gate in gates:
+        p, n = knowledge_vote(q, gate)
+        heard = n >= 1
+        rows[gate] = {
+            "images with a supporter": heard.double().mean().item(),
+            "right among these": (p.argmax(-1) == y)[heard].double().mean().item(),
+            "right, weighted by n": weighted_accuracy(p, n, y),
+        }
+    return pd.DataFrame(rows).T
