@@ -77,14 +77,16 @@ class OpenRound:
         self.method.supervised(party, self.stage, self.method.source_mixup())
         return party
 
-    def distilled(self, p: Tensor, n: Tensor) -> Party:
-        """The student after this round, had the target trained on consensus ``p`` (N, C) with weights ``n`` (N,)."""
+    def distilled(self, p: Tensor, n: Tensor, rounds: int = 1) -> Party:
+        """The student, had the target trained on consensus ``p`` (N, C) with weights ``n`` (N,): for this round, or for
+        the steps of several, with the same consensus in all of them."""
         party = self.fresh(self.method.target.name, self.method.target.part)
 
         def loss(batch: Batch, step: int) -> Tensor:
             return distillation(party.net(batch.x), p[batch.index], n[batch.index])
 
-        self.method.trainer.local(party, self.stage, loss)
+        for stage in self.method.stages()[self.stage.round :][:rounds]:
+            self.method.trainer.local(party, stage, loss)
         return party
 
     def fresh(self, name: str, part: Part) -> Party:
