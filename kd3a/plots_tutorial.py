@@ -95,7 +95,7 @@ def soft_labels(image: Tensor, labels: Mapping[str, Tensor], classes: Sequence[s
     for ax, (title, p) in zip(axes, labels.items(), strict=True):
         ax.bar(range(len(classes)), (100 * p).tolist(), color=BLUE, width=0.75)
         ax.set_title(title, loc="left")
-        ax.set(ylim=(0, 100), xticks=range(len(classes)), xticklabels=classes)
+        ax.set(xticks=range(len(classes)), xticklabels=classes)
         ax.grid(axis="x", visible=False)
     right.supylabel("probability (%)", fontsize=10)
     axes[-1].set_xlabel("class")
@@ -119,11 +119,12 @@ def pinsker(divergence: Tensor, deviation: Tensor) -> Figure:
 def grouped_bars(values: pd.DataFrame, label: str, form: str = "%.2f") -> Figure:
     """A group of bars per row, a colour per column; ``label`` names the axis of values."""
     figure, ax = canvas(2.8)
+    small = 9 if values.size <= 10 else 8  # points, of the numbers above bars
     wide = 0.8 / len(values.columns)
     for i, title in enumerate(values.columns):
         at = np.arange(len(values)) + (i - (len(values.columns) - 1) / 2) * wide
         bars = ax.bar(at, values[title], wide * 0.92, color=PALETTE[i], label=title)
-        ax.bar_label(bars, fmt=form, padding=2, fontsize=9)
+        ax.bar_label(bars, fmt=form, padding=2, fontsize=small)
     ax.set(ylabel=label, xticks=range(len(values)), xticklabels=values.index)
     ax.margins(y=0.15)
     ax.grid(axis="x", visible=False)
