@@ -60,8 +60,10 @@ def pairs(distance: pd.DataFrame, accuracy: pd.DataFrame) -> pd.DataFrame:
 
 
 def crossed(sent: Mapping[str, Mapping[str, float]]) -> pd.DataFrame:
-    """Bytes by method (rows) and kind (columns), private kinds first, then the largest; ``sent`` holds what :func:`kd3a.traffic.traffic`
-    counted for each method."""
+    """Bytes by method (rows) and kind (columns): private kinds first, then the largest.
+
+    ``sent`` holds what :func:`kd3a.traffic.traffic` counted for each method.
+    """
     table = pd.DataFrame(sent).T.fillna(0.0)
     order = sorted(table.columns, key=lambda kind: (kind not in PRIVATE, -table[kind].sum()))
     return table[order]
