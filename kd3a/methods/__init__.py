@@ -12,6 +12,7 @@ from kd3a.methods.fact import FACT
 from kd3a.methods.fada import FADA
 from kd3a.methods.fedavg import FedAvg
 from kd3a.methods.fedavg_shot import FedAvgSHOT
+from kd3a.methods.fedprox import FedProx
 from kd3a.methods.kd3a import KD3A
 from kd3a.methods.m3sda import M3SDA
 from kd3a.methods.mdan import MDAN
@@ -23,6 +24,7 @@ ALL = (
     Oracle,
     SourceOnly,
     FedAvg,
+    FedProx,
     KD3A,
     MDAN,
     M3SDA,
