@@ -69,9 +69,9 @@ def first_choices(situations: Mapping[str, Tensor], names: Sequence[str], classe
     """Which classes the teachers name, in percent of the target's images: a panel per situation, q as (N, K, C)."""
     figure, axes = canvas(0.7 + len(situations) * (0.45 + 0.27 * len(names)), len(situations), 1, squeeze=False)
     for ax, (title, q) in zip(axes[:, 0], situations.items(), strict=True):
-        shares = 100 * prediction_shares(q)
+        shares = 100 * prediction_shares(q).numpy()
         image = ax.imshow(shares, cmap="cividis", vmin=0, vmax=100, aspect="auto")
-        for (row, column), share in np.ndenumerate(shares.numpy()):
+        for (row, column), share in np.ndenumerate(shares):
             ax.text(column, row, f"{share:.0f}", ha="center", va="center", fontsize=9, color=_ink(share))
         ax.set_title(title, fontweight="bold", loc="left")
         ax.set_yticks(range(len(names)), names)
