@@ -1,0 +1,512 @@
+"""The studies: what they add to methods, records and reports, their params, and pages with and without records."""
+
+from __future__ import annotations
+
+import ast
+import json
+from types import SimpleNamespace
+
+import nbformat
+import numpy as np
+import pandas as pd
+import pytest
+import tiny
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kd3a import consensus, page, plots, plots_studies, records, report
+from kd3a.channel import Channel
+from kd3a.errors import UserError
+from kd3a.methods.base import Poll
+from kd3a.methods.kd3a import KD3A
+from kd3a.methods.kd3a_switches import OFFICIAL, Config
+from kd3a.page import Page
+from kd3a.records import ROOT
+from kd3a.report import Claim
+from kd3a.runs import execute, make_run, score
+from kd3a.settings import Training
+from kd3a.study import Results, Study, expected_seconds, load_study, shipped
+from kd3a.trainer import Trainer
+
+STUDIES = ("ablation", "augmentation", "gate", "negative-transfer", "rounds", "paper-against-code")
+every_study = pytest.mark.parametrize("study", STUDIES)
+
+# --- ensembles instead of the vote ----------------------------------------------------------------------------------
+
+predictions = st.tuples(*(st.integers(1, n) for n in (6, 4, 5)), st.integers(0, 2**31)).map(
+    lambda s: np.random.default_rng(s[3]).dirichlet(np.ones(s[2]), s[:2])
+)
+
+
+def literal_ensemble(q: np.ndarray, kind: str) -> np.ndarray:
+    """Sample by sample: the mean of the teachers, or the one that is surest."""
+    rows = []
+    for teachers in q:
+        surest = max(range(len(teachers)), key=lambda k: (teachers[k].max(), -k))
+        rows.append(sum(teachers) / len(teachers) if kind == "mean" else teachers[surest])
+    return np.array(rows)
+
+
+@pytest.mark.parametrize("kind", ["mean", "max"])
+@given(q=predictions)
+def test_ensembles_are_their_formulas(kind, q):
+    p, n = consensus.ensemble(torch.from_numpy(q), kind)
+    np.testing.assert_allclose(p, literal_ensemble(q, kind), atol=1e-12)
+    assert n.tolist() == [1.0] * len(q)
+
+
+def test_an_unknown_ensemble_is_refused():
+    with pytest.raises(ValueError, match="median"):
+        consensus.ensemble(torch.ones(1, 1, 1), "median")
+
+
+SMALL = tiny.TRAINING.model_copy(update={"model": "small"})
+
+
+def kd3a_on(task, training: Training = SMALL, **config) -> KD3A:
+    return KD3A(task, Config(**config), Trainer(training, tiny.CPU, 0), Channel(task.target.name))
+
+
+@pytest.mark.parametrize("teachers", ["eval", "train"])
+@pytest.mark.parametrize("kind", ["mean", "max"])
+def test_the_student_learns_the_ensemble(kind, teachers, tiny_task, monkeypatch):
+    method = kd3a_on(tiny_task, ensemble=kind, teachers=teachers, mixup=0.0)
+    seen = []
+    monkeypatch.setattr(
+        "kd3a.methods.kd3a.distillation", lambda logits, p, n: seen.append((p, n)) or (logits - p).square().mean()
+    )
+    asked, real = [], consensus.ensemble
+    monkeypatch.setattr("kd3a.methods.kd3a.ensemble", lambda q, k: asked.append((q, k)) or real(q, k))
+    (log,) = tiny.train(method, last=1)
+    assert {k for _, k in asked} == {kind} and log["vote"].accepted.all()
+    q = torch.cat([q for q, _ in asked[:-1]]).numpy()  # the last one is asked for the record
+    known = {tuple(row) for row in literal_ensemble(q, kind).astype(np.float32).round(5).tolist()}
+    learned = torch.cat([p for p, _ in seen]).numpy().astype(np.float32).round(5).tolist()
+    assert len(learned) == 24 and {tuple(row) for row in learned} <= known
+    assert all((n == 1).all() for _, n in seen)
+
+
+# --- the vote in the record -----------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 2), st.booleans()), min_size=1, max_size=20))
+def test_a_vote_is_scored_on_what_it_accepted(ballots):
+    labels = torch.tensor([0, 1, 2, 0, 1])
+    rows, choice, accepted = zip(*ballots, strict=True)
+    told = score(Poll(torch.tensor(rows), torch.tensor(choice), torch.tensor(accepted)), labels)
+    counted = [int(labels[r]) == c for r, c, a in ballots if a]
+    assert told["accepted"] == pytest.approx(len(counted) / len(ballots))
+    assert told["accuracy"] == (pytest.approx(sum(counted) / len(counted)) if counted else None)
+
+
+@pytest.mark.parametrize("vote_on", ["all", "stage"])
+def test_the_vote_that_is_told_is_the_vote_that_was_held(vote_on, tiny_task):
+    method = kd3a_on(tiny_task, vote_on=vote_on, **tiny.LOW_GATE)
+    (log,) = tiny.train(method, last=1)
+    poll = log["vote"]
+    assert len(poll.rows) == (len(tiny_task.target.train) if vote_on == "all" else 24)
+    q = method.consult(poll.rows)  # in eval mode the teachers are still what they were
+    p, n = consensus.knowledge_vote(q, log["gate"])
+    assert torch.equal(poll.choice, p.argmax(-1)) and torch.equal(poll.accepted, n >= 1)
+    assert poll.accepted.sum() > 0
+
+
+def test_the_vote_is_told_once_an_epoch(tiny_task):
+    training = SMALL.model_copy(update={"rounds_per_epoch": 3.0})
+    logs = tiny.train(kd3a_on(tiny_task, training, teachers="train", **tiny.LOW_GATE))
+    assert ["vote" in log for log in logs] == [log["stage"].closes_epoch for log in logs] == 2 * [False, False, True]
+    assert [len(log["vote"].rows) for log in logs if "vote" in log] == [8, 8]
+
+
+@pytest.mark.parametrize("teachers", ["eval", "train"])
+def test_labels_of_the_target_score_the_vote_and_change_nothing_else(teachers, tiny_task, own_cache):
+    config = {"teachers": teachers} | tiny.LOW_GATE
+    run = make_run("digits", "denim", "kd3a", 0, SMALL, config)
+    one, other = (execute(run, task, tiny.CPU, quiet=True) for task in (tiny_task, relabelled(tiny_task)))
+    votes = [[epoch.pop("vote") for epoch in record["epochs"]] for record in (one, other)]
+    assert one["epochs"] == other["epochs"]
+    assert [v["accepted"] for v in votes[0]] == [v["accepted"] for v in votes[1]]
+    assert [v["accuracy"] for v in votes[0]] != [v["accuracy"] for v in votes[1]]
+    json.dumps(votes, allow_nan=False)
+
+
+def relabelled(task):
+    """Another label for every training sample of the target, and a key of its own."""
+    changed = tiny.relabelled(task, "train")
+    return type(task)(task.dataset, task.sources, changed.target, task.classes, "1" * 64)
+
+
+# --- rows with settings of their own, and the estimate ----------------------------------------------------------------
+
+
+def study_of(*methods: dict, **changes) -> Study:
+    values = {
+        "study": "tiny", "scale": "quick", "dataset": "digits", "targets": ["mnist"], "seeds": [0],
+        "training": {"epochs": 4, "epoch_samples": 500}, "methods": list(methods),
+    }  # fmt: skip
+    return Study.read(values | changes)
+
+
+def test_a_row_may_have_its_own_training():
+    study = study_of({"method": "fedavg"}, {"method": "fedavg", "label": "r", "training": {"rounds_per_epoch": 2}})
+    (_, one), (_, two) = study.runs()
+    assert (one.training.rounds_per_epoch, two.training.rounds_per_epoch) == (1, 2)
+    assert one.training.epochs == two.training.epochs == 4 and one.key("") != two.key("")
+
+
+@pytest.mark.parametrize("wrong", [{"round": 2}, {"rounds_per_epoch": 1000}, {"poison": "street"}])
+def test_a_wrong_setting_of_a_row_is_one_sentence(wrong):
+    with pytest.raises(UserError, match=r"training of row 'odd'") as told:
+        study_of({"method": "fedavg", "label": "odd", "training": wrong}).runs()
+    assert "\n" not in str(told.value)
+
+
+def recorded(study: Study, seconds: float = 10.0) -> list[dict]:
+    """A record of every run of a study, all alike but for what tells them apart; without mixup no vote is held."""
+    lines = []
+    for i, (_, run) in enumerate(study.runs()):
+        weights = {name: 0.2 for name in ("mnist", "mnist_m", "optdigits", "synth", "street")}
+        vote = {"accepted": 0.5, "accuracy": None if run.config.model_dump().get("mixup") == 0 else 0.75}
+        entry = {"epoch": 1, "target_accuracy": 0.5 + 0.01 * i, "loss": 1.0, "gate": 0.9, "weights": weights,
+                 "bytes_up": 10**6, "bytes_down": 10**6}  # fmt: skip
+        entry |= {"vote": vote} if run.method == "kd3a" else {}
+        notes = {"started": "2026-01-01", "device": "cpu", "cpu": "a CPU", "threads": 1, "commit": "c" * 40,
+                 "dirty": False, "versions": {"torch": "1"}}  # fmt: skip
+        lines.append(
+            {"key": run.key("0" * 64), "data_sha256": "0" * 64, "dataset": run.dataset, "method": run.method,
+             "target": run.target, "seed": run.seed, "config": run.settings, "epochs": [entry],
+             "target_accuracy": entry["target_accuracy"], "seconds": seconds, "peak_mb": 1.0, "provenance": notes}
+        )  # fmt: skip
+    return lines
+
+
+def results_with(study: Study, folder, lines: list[dict]) -> Results:
+    results = Results(study, folder)
+    results.path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return results
+
+
+@given(epochs=st.integers(1, 50), samples=st.integers(50, 5000), seconds=st.floats(0.1, 1e4))
+def test_time_is_expected_to_grow_with_the_samples(epochs, samples, seconds):
+    known = recorded(study_of({"method": "fedavg"}), seconds)
+    training = Training(epochs=epochs, epoch_samples=samples)
+    run = make_run("digits", "street", "fedavg", 7, training, {})
+    assert expected_seconds(run, known) == pytest.approx(seconds * epochs * samples / (4 * 500))
+    assert expected_seconds(make_run("digits", "street", "kd3a", 7, training, {}), known) is None
+    assert expected_seconds(make_run("digits", "street", "fedavg", 7, Training(model="cnn-paper"), {}), known) is None
+
+
+def test_the_estimate_says_what_is_left(tmp_path):
+    study = study_of({"method": "fedavg"}, {"method": "kd3a"}, seeds=[0, 1])
+    assert Results(study, tmp_path).estimate() == "4 of 4 runs to train; no recorded run tells yet how long they take."
+    lines = recorded(study, seconds=30.0)
+    results = results_with(study, tmp_path, lines[:1])
+    told = "3 of 4 runs to train: about 90 s one after the other, going by recorded runs of 1 of them."
+    assert results.estimate() == told
+    assert results_with(study, tmp_path, lines).estimate() == "Every run is recorded."
+
+
+def test_a_study_says_its_estimate_before_and_after_the_first_run(tmp_path, monkeypatch):
+    study = study_of({"method": "fedavg"}, seeds=[0, 1, 2])
+    waiting = iter(recorded(study))
+
+    def train(run, task, hardware, name, scale, quiet, out):
+        record = next(waiting)
+        records.append(out, record)
+        return record
+
+    monkeypatch.setattr("kd3a.study.execute", train)
+    monkeypatch.setattr(Results, "task", lambda self, target, folder=None: SimpleNamespace(sha256="0" * 64))
+    lines: list[str] = []
+    Results(study, tmp_path).train(tiny.CPU, say=lines.append)
+    assert [("runs to train" in line) for line in lines] == [True, False, True, False, False]
+    assert "about 20 s" in lines[2]
+
+
+# --- what the pages are made of ---------------------------------------------------------------------------------------
+
+
+def frame_of(value: str = "accuracy", **rows: list[list[float]]) -> pd.DataFrame:
+    """Values as row=[seed][target]; underscores in names stand for blanks."""
+    return pd.DataFrame(
+        [
+            {"row": row.replace("_", " "), "target": f"t{t}", "seed": str(s), "megabytes": 2.0 + t, value: number}
+            for row, seeds in rows.items()
+            for s, numbers in enumerate(seeds)
+            for t, number in enumerate(numbers)
+        ]
+    )
+
+
+points = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=12)
+
+
+@given(points)
+def test_the_front_holds_exactly_the_points_that_nobody_beats(points):
+    front = report.pareto([c for c, _ in points], [g for _, g in points])
+    chosen = [points[i] for i in front]
+    beaten = [any(c <= cost and g >= gain and (c, g) != (cost, gain) for c, g in points) for cost, gain in points]
+    assert set(chosen) == {point for point, bad in zip(points, beaten, strict=True) if not bad}
+    assert chosen == sorted(set(chosen)) and len(chosen) == len(set(chosen))
+
+
+def test_a_claim_may_be_about_another_value_and_allow_a_loss():
+    data = frame_of(bad=[[0.3, 0.3]], good=[[0.1, 0.2]]).rename(columns={"accuracy": "bad_weight"})
+    claims = [
+        Claim("heavier", "bad", ("good",), value="bad_weight"),
+        Claim("lighter", "good", ("bad",), -0.2, "bad_weight"),
+        Claim("much lighter", "good", ("bad",), -0.1, "bad_weight"),
+    ]
+    findings = report.judge(data, claims, ["t0", "t1"])
+    assert [f.holds for f in findings] == [True, True, False]
+    assert findings[0].lead == pytest.approx(0.15)
+    assert report.findings_table(findings)["needed"].tolist() == ["> 0", "≥ −20.0", "≥ −10.0"]
+    assert "the bad domain's weight" in page.measured(claims)
+
+
+def test_switches_are_ranked_by_what_the_codes_value_adds():
+    data = frame_of(
+        paper=[[0.5], [0.5]], **{"paper_+_a": [[0.6], [0.62]], "paper_+_b": [[0.5], [0.49]]},
+        official=[[0.7], [0.7]], **{"official_−_b": [[0.9], [1.0]]},
+    )  # fmt: skip
+    rows = [*dict.fromkeys(data["row"]), "paper + never run"]
+    effects = report.effects(data, rows, ["t0"])
+    assert effects[["switch", "company"]].to_numpy().tolist() == [["b", "paper"], ["b", "official"], ["a", "paper"]]
+    assert effects["lead"].tolist() == pytest.approx([-0.005, -0.25, 0.11])
+    half = 12.7062 * np.std([0.10, 0.12], ddof=1) / np.sqrt(2)  # Student's t with one degree of freedom
+    assert effects.loc[2, ["low", "high"]].tolist() == pytest.approx([0.11 - half, 0.11 + half], rel=1e-4)
+    table = report.effects_table(effects)
+    assert list(table.columns) == ["in paper", "in official"] and table.loc["a", "in official"] == "–"
+    assert table.loc["b", "in official"].startswith("−25.0 (") and "clear" not in table.loc["b", "in official"]
+    assert report.effects_table(report.effects(data[:0], rows, ["t0"])).empty
+
+
+def test_an_effect_is_clear_when_its_interval_leaves_out_zero():
+    data = frame_of(paper=[[0.5], [0.5], [0.5]], **{"paper_+_a": [[0.6], [0.61], [0.6]]})
+    assert (
+        report.effects_table(report.effects(data, list(data["row"].unique()), ["t0"]))
+        .loc["a", "in paper"]
+        .endswith(" clear")
+    )
+
+
+def test_a_crossed_table_has_the_mean_over_targets():
+    data = frame_of(a=[[0.5, 0.7], [0.6, 0.8]], b=[[0.1, 0.2]])
+    cells = {("x", "one"): "a", ("x", "two"): "b", ("y", "one"): "not run"}
+    table = report.cross(data, cells, ["t0", "t1"])
+    assert table.to_numpy().tolist() == [["65.0 ± 7.1 (2)", "15.0 (1)"], ["–", "–"]]
+    assert list(table.index) == ["x", "y"] and list(table.columns) == ["one", "two"]
+
+
+def test_bytes_stand_beside_accuracy():
+    trade = report.trade(frame_of(a=[[0.5, 0.7], [0.6, 0.8]]), ["a", "not run"], ["t0", "t1"])
+    assert trade["row"].tolist() == ["a"] and trade.loc[0, "megabytes"] == pytest.approx(2.5)
+    assert trade.loc[0, "mean"] == pytest.approx(0.65) and trade.loc[0, "n"] == 2
+
+
+POISONED = {"method": "kd3a", "label": "bad", "training": {"poison": "synth:0.3"}}
+
+
+def test_the_bad_domain_is_what_rows_poison_or_let_attack():
+    attacked = {"method": "fedavg", "label": "attacked", "training": {"attack": "synth:random"}}
+    assert report.bad_domain(study_of({"method": "fedavg"}, POISONED, attacked)) == "synth"
+    assert report.bad_domain(study_of({"method": "fedavg"})) is None
+    other = {"method": "fedavg", "label": "other", "training": {"attack": "street:random"}}
+    assert report.bad_domain(study_of(POISONED, other)) is None
+
+
+def test_outcomes_tell_of_the_last_vote_and_the_bad_domain(tmp_path):
+    unsure = {"method": "kd3a", "set": {"mixup": 0.0}}
+    study = study_of({"method": "fedavg"}, POISONED, unsure)
+    results = results_with(study, tmp_path, recorded(study))
+    told = report.outcomes(results).set_index("row")
+    assert told["bad_weight"].tolist() == [0.2, 0.2, 0.2]
+    assert np.array_equal(told["accepted"], [np.nan, 0.5, 0.5], equal_nan=True)
+    assert np.array_equal(told["vote_accuracy"], [np.nan, 0.75, np.nan], equal_nan=True)
+    assert report.outcomes(Results(study, tmp_path / "none")).empty
+    history = report.weights(report.finished(results), "synth")
+    assert history["weight"].tolist() == [0.2, 0.2, 0.2] and set(history["epoch"]) == {1}
+
+
+# --- figures ----------------------------------------------------------------------------------------------------------
+
+
+def svg(figure, folder, monkeypatch) -> str:
+    monkeypatch.setenv("KD3A_FIGURES", str(folder))
+    text = plots.save(figure, "drawn").path.read_bytes()
+    assert len(text) < 300_000
+    return text.decode()
+
+
+def outcome_frame() -> pd.DataFrame:
+    return frame_of(**{"gate_0.5": [[0.5, 0.6], [0.55, 0.6]], "gate_0.5_to_0.9": [[0.7, 0.8]]})
+
+
+DRAWINGS = {
+    "measures": lambda: plots_studies.measures(
+        outcome_frame(), ["gate 0.5", "not run"], ["gate 0.5 to 0.9"], {"accuracy": "accuracy (%)"}, "gate"
+    ),
+    "weights": lambda: plots_studies.weight_curves(
+        pd.DataFrame({"row": ["a", "a", "b"], "epoch": [1, 2, 1], "weight": [0.2, 0.1, 0.3]}),
+        {"one": {"rule": "a", "other": "b"}, "two": {"other": "b"}, "three": {"rule": "c"}},
+        "a",
+    ),
+    "bytes": lambda: plots_studies.accuracy_against_bytes(
+        pd.DataFrame({"row": ["K, r = 1", "K, r = 2", "S"], "megabytes": [1.0, 10, 2], "mean": [0.5, 0.6, 0.55],
+                      "std": [0.1, np.nan, 0.0], "n": [2, 1, 2]}),
+        {"K": ["K, r = 1", "K, r = 2", "K, r = 3"], "S": ["S"], "none": ["x"]},
+    ),
+    "effects": lambda: plots_studies.ranked_effects(
+        pd.DataFrame({"switch": ["a", "b"], "company": ["paper", "official"], "lead": [0.1, -0.1], "low": [0.0, np.nan],
+                      "high": [0.2, np.nan], "seeds": [3, 1]}),
+    ),
+    "beta": lambda: plots_studies.beta_densities((0.2, 2.0)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("draw", DRAWINGS.values(), ids=DRAWINGS)
+def test_figures_are_the_same_every_time(draw, tmp_path, monkeypatch):
+    assert svg(draw(), tmp_path, monkeypatch) == svg(draw(), tmp_path, monkeypatch)
+
+
+def test_figures_without_records_say_so(tmp_path, monkeypatch):
+    empty = frame_of()
+    nothing = svg(plots.nothing(), tmp_path, monkeypatch)
+    columns = ["row", "target", "seed", "epoch", "weight", "accuracy", "megabytes"]
+    empty = pd.DataFrame(columns=columns)
+    for figure in (
+        plots_studies.measures(empty, ["a"], [], {"accuracy": ""}, ""),
+        plots_studies.weight_curves(empty, {"one": {"rule": "a"}}, "a"),
+        plots_studies.accuracy_against_bytes(report.trade(empty, ["a"], ["t"]), {"a": ["a"]}),
+        plots_studies.ranked_effects(report.effects(empty, ["paper", "paper + a"], ["t"])),
+    ):
+        assert svg(figure, tmp_path, monkeypatch) == nothing
+
+
+# --- params -----------------------------------------------------------------------------------------------------------
+
+UNTURNED = {"student_passes", "class_vote"}  # without effect at one round an epoch; a reading of one sentence
+
+
+@pytest.mark.parametrize("scale", ["cpu", "paper"])
+def test_every_switch_is_turned_alone_and_back(scale):
+    rows = {entry.title: entry for entry in shipped("paper-against-code", scale).methods}
+    default = Config().model_dump()
+    assert rows["paper"].config == {} and rows["official"].config == {"variant": "official"}
+    for title, entry in rows.items():
+        kind, _, switch = title.partition(" ")
+        if not switch or title == "paper + weight_decay":
+            continue
+        switch = switch[2:]
+        names = {switch, "weight_decimals"} if switch == "weight_momentum" else {switch}
+        wanted = {name: OFFICIAL[name] for name in names}
+        if kind == "official":
+            wanted = {"variant": "official"} | {name: default[name] for name in names}
+        assert entry.config == wanted, title
+    there = {title[8:] for title in rows if title.startswith("paper + ")} | {"weight_decimals"}
+    assert there == set(OFFICIAL) - UNTURNED | {"weight_decay"}
+    back = {title[11:] for title in rows if title.startswith("official − ")}
+    assert back == there - {"weight_decimals", "weight_decay", "vote_on"}
+
+
+@every_study
+def test_a_study_has_three_scales_and_quick_is_small(study):
+    quick, cpu, paper = (shipped(study, scale) for scale in ("quick", "cpu", "paper"))
+    assert len(quick.runs()) <= 12 and quick.dataset == cpu.dataset == "digits"
+    titles = {entry.title for entry in cpu.methods}
+    assert {entry.title for entry in quick.methods} - titles <= {"KD3A, r = 0.25", "FADA, r = 0.25"}
+    assert len(cpu.seeds) == 3 and paper.training.epochs == 40
+    same = {entry.title: entry.config for entry in cpu.methods}
+    assert all(same[e.title] == e.config for e in quick.methods if e.title in same)
+
+
+def test_the_ladder_turns_one_thing_at_a_time():
+    rows = {
+        entry.title: Config(**entry.config) for entry in shipped("ablation", "cpu").methods if entry.method == "kd3a"
+    }
+    full = rows["+ BatchNorm MMD"].model_dump()
+    changes = {
+        title: {name for name, value in config.model_dump().items() if value != full[name]}
+        for title, config in rows.items()
+    }
+    assert changes == {
+        "+ Knowledge Vote": {"focus", "batchnorm_mmd"},
+        "+ Consensus Focus": {"batchnorm_mmd"},
+        "+ BatchNorm MMD": set(),
+        "mean ensemble": {"ensemble"},
+        "max ensemble": {"ensemble"},
+        "BatchNorm MMD as a loss": {"batchnorm_mmd"},
+        "plain average": {"batchnorm_mmd"},
+        "KD3A as written": {"teachers"},
+    }
+
+
+# --- pages ------------------------------------------------------------------------------------------------------------
+
+
+def shown_by(study: str, **parameters) -> list:
+    """Run the code of a page here, with these parameters; returns what its cells would show."""
+    notebook = nbformat.read(ROOT / "book" / "studies" / f"{study}.ipynb", as_version=4)
+    names, shown = {}, []
+    for cell in notebook.cells:
+        if cell.cell_type != "code":
+            continue
+        tree = ast.parse(cell.source)
+        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        exec(compile(tree, study, "exec"), names)
+        if "parameters" in cell.metadata.get("tags", []):
+            assert set(parameters) <= set(names), "a page takes these parameters"
+            names |= parameters
+        if last is not None:
+            shown.append(eval(compile(ast.Expression(last.value), study, "eval"), names))
+    return shown
+
+
+@pytest.fixture
+def no_task(monkeypatch):
+    """Pages without their data: what the digits are is tested elsewhere."""
+    monkeypatch.setattr(Page, "task", lambda self: None)
+
+
+@every_study
+@pytest.mark.parametrize("there", [True, False], ids=["recorded", "unrecorded"])
+def test_a_page_shows_what_is_recorded_and_says_what_is_not(study, there, tmp_path, monkeypatch, no_task, capsys):
+    monkeypatch.setenv("KD3A_FIGURES", str(tmp_path / "figures"))
+    cpu = shipped(study, "cpu")
+    results_with(cpu, tmp_path, recorded(cpu) if there else [])
+    shown = shown_by(study, results=str(tmp_path))
+    verdict = shown[-1].data
+    assert verdict.startswith("**Open**") is not there
+    said = capsys.readouterr().out
+    assert ("Warning" in said or "Markdown" in said) and (shown[0] is None) is there
+    for picture in (item for item in shown if isinstance(item, plots.Picture)):
+        assert picture.path.exists()
+    for table in (item for item in shown if isinstance(item, pd.DataFrame) and there):
+        assert not table.isna().any(axis=None)
+
+
+@every_study
+def test_quick_records_are_whole(study):
+    results = Results(load_study(ROOT / "params" / study / "quick.yaml"))
+    missing = [title for title, _, record in results.recorded() if record is None]
+    assert not missing
+
+
+def test_a_refused_upload_is_quoted(tmp_path, monkeypatch):
+    own = Page("studies/negative-transfer", "negative-transfer", "quick", str(tmp_path))
+    task = tiny.make_task()
+    monkeypatch.setattr(own, "task", lambda: task)
+    assert "amber" in own.refusal("amber:nan").data and "not finite" in own.refusal("amber:nan").data
+    assert own.refusal("amber:scaled").data == "The upload was accepted."
+    monkeypatch.setattr(own, "task", lambda: None)
+    assert "not at hand" in own.refusal("amber:nan").data
+
+
+def test_gains_stand_beside_the_papers(tmp_path, no_task):
+    own = Page("studies/augmentation", "augmentation", "cpu", str(tmp_path))
+    gains = own.gains("Beta(0.2, 0.2)", "no mixup", {"domainnet": ("kd3a", "kd3a (no mixup)")})
+    assert gains.loc["digits, here"].tolist() == ["–", "–", "–"]
+    printed = page.paper_table("domainnet")
+    low, high = float(printed["kd3a (no mixup)", "mean"]), float(printed["kd3a", "mean"])
+    assert gains.loc["domainnet, in the paper"].tolist() == [f"{low:.1f}", f"{high:.1f}", f"{high - low:+.1f}"]
