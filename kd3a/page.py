@@ -130,9 +130,8 @@ class Page:
 
         With ``paper``, each cell also shows what that table of the paper has at the same place.
         """
-        cells = {place: title for place, title in cells.items() if title in self.rows}
         ours, seeds = report.compact(report.cross(self.frame, cells, self.targets))
-        told = f"Accuracy in percent over {len(self.targets)} targets, mean ± sample standard deviation; {seeds}."
+        told = f"Mean accuracy over all targets in percent ± sample standard deviation over seeds; {seeds}."
         if paper:
             printed = paper_table(paper)
             texts = {(r, c): f"{ours.loc[r, c]} / {printed.get((r, c), '–')}" for r in ours.index for c in ours.columns}
@@ -281,12 +280,14 @@ def tolerance(margin: float) -> str:
     return f" by at least {size}" if margin > 0 else f", or loses at most {size}" if margin < 0 else ""
 
 
+#: What a claim may be about, in words.
 NAMES = {"accuracy": "accuracy", "bad_weight": "the bad domain's weight", "vote_accuracy": "the vote's accuracy"}
 
 
 def measured(claims: Sequence[Claim]) -> str:
     """What the claims compare, in words."""
-    return " or ".join(dict.fromkeys(NAMES.get(claim.value, claim.value) for claim in claims))
+    values = {claim.value for claim in claims}
+    return " or ".join([NAMES[value] for value in NAMES if value in values])
 
 
 def paper_table(name: str) -> dict[tuple[str, str], str]:

@@ -57,12 +57,12 @@ def short(rows: Sequence[str]) -> list[str]:
     """Titles without the words that all of them begin with, broken where they are long.
 
     >>> short(["gate 0.9", "gate 0.8 to 0.95"])
-    ['0.9', '0.8\\nto 0.95']
+    ['0.9', '0.8\\nto\\n0.95']
     """
     words = [row.split() for row in rows]
     while len(words) > 1 and all(len(w) > 1 for w in words) and len({w[0] for w in words}) == 1:
         words = [w[1:] for w in words]
-    return [" ".join(w).replace(" to ", "\nto ") for w in words]
+    return [" ".join(w).replace(" to ", "\nto\n") for w in words]
 
 
 @styled
@@ -95,7 +95,7 @@ def weight_curves(history: pd.DataFrame, panels: Mapping[str, Mapping[str, str]]
             ax.fill_between(mean.index, mean - std, mean + std, color=style["color"], alpha=0.15, lw=0)
         ax.set_title(title, fontweight="bold", loc="left")
         ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-        ax.set_ylim(bottom=0)
+    axes[0, 0].set_ylim(bottom=0)  # shared by all, and only now: it ends the scaling
     for ax in axes.flat[len(shown) :]:
         ax.remove()
     figure.supxlabel("epoch", fontsize=10)
