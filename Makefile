@@ -25,8 +25,8 @@ test: .venv/installed ## run all tests, the browser's included
 	$(BIN)/python -m ruff format --check kd3a book tests
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile
 
-study: .venv/installed ## train what is missing of the published studies (hours; stops and resumes at any time)
-	for params in params/*/cpu.yaml; do $(BIN)/kd3a study $$params || exit; done
+study: .venv/installed ## train what is missing of STUDY=name at SCALE=cpu, or of all studies with data (hours; stops and resumes)
+	for params in params/$(or $(STUDY),*)/$(or $(SCALE),cpu).yaml; do $(BIN)/kd3a study $$params $(if $(STUDY),,--if-there) || exit; done
 
 quick: .venv/installed ## run every notebook at quick scale, trained from scratch, into _build/quick
 	rm -rf _build/quick

@@ -68,6 +68,7 @@ def parser() -> argparse.ArgumentParser:
     )
     study.add_argument("--results", type=Path, help="folder of the records (default: results/)")
     study.add_argument("--no-train", action="store_true", help="only print the table of what is recorded")
+    study.add_argument("--if-there", action="store_true", help="pass over a study whose data are not there, and say so")
     _hardware(study)
 
     methods = _command(commands, "methods", do_methods, "list the methods, what each needs and what it sends")
@@ -177,6 +178,12 @@ def do_study(arguments: argparse.Namespace) -> None:
     for key, value in pairs(arguments.only, "--only"):
         only.setdefault(key, set()).add(value)
     results = Results(study, arguments.results, only)
+    if arguments.if_there:
+        try:
+            results.task(study.domains()[0], arguments.data)
+        except UserError as error:
+            print(f"{study.study}, {study.scale} is passed over. {error}")
+            return
     if not arguments.no_train:
         busy = results.train(
             hardware_of(arguments), arguments.data, arguments.quiet, lambda line: print(line, flush=True)

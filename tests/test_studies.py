@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from kd3a import consensus, page, plots, plots_studies, records, report
 from kd3a.channel import Channel
+from kd3a.cli import main
 from kd3a.errors import UserError
 from kd3a.methods.base import Poll
 from kd3a.methods.kd3a import KD3A
@@ -222,6 +223,17 @@ def test_a_study_says_its_estimate_before_and_after_the_first_run(tmp_path, monk
     Results(study, tmp_path).train(tiny.CPU, say=lines.append)
     assert [("runs to train" in line) for line in lines] == [True, False, True, False, False]
     assert "about 20 s" in lines[2]
+
+
+def test_a_study_without_its_data_is_passed_over(tmp_path, monkeypatch, capsys):
+    def absent(*_):
+        raise UserError("The digits are not here.")
+
+    monkeypatch.setattr("kd3a.data.load", absent)
+    command = ["study", str(ROOT / "params" / "gate" / "quick.yaml"), "--results", str(tmp_path)]
+    assert main([*command, "--if-there"]) == 0
+    assert capsys.readouterr().out == "gate, quick is passed over. The digits are not here.\n"
+    assert main(command) == 2
 
 
 # --- what the pages are made of ---------------------------------------------------------------------------------------
