@@ -15,7 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kd3a import consensus, page, plots, plots_studies, records, report
+from kd3a import claims, consensus, page, plots, plots_studies, records, report
 from kd3a.channel import Channel
 from kd3a.cli import main
 from kd3a.errors import UserError
@@ -265,16 +265,16 @@ def test_the_front_holds_exactly_the_points_that_nobody_beats(points):
 
 def test_a_claim_may_be_about_another_value_and_allow_a_loss():
     data = frame_of(bad=[[0.3, 0.3]], good=[[0.1, 0.2]]).rename(columns={"accuracy": "bad_weight"})
-    claims = [
+    asked = [
         Claim("heavier", "bad", ("good",), value="bad_weight"),
         Claim("lighter", "good", ("bad",), -0.2, "bad_weight"),
         Claim("much lighter", "good", ("bad",), -0.1, "bad_weight"),
     ]
-    findings = report.judge(data, claims, ["t0", "t1"])
+    findings = report.judge(data, asked, ["t0", "t1"])
     assert [f.holds for f in findings] == [True, True, False]
     assert findings[0].lead == pytest.approx(0.15)
     assert report.findings_table(findings)["needed"].tolist() == ["> 0", "≥ −20.0", "≥ −10.0"]
-    assert "the bad domain's weight" in page.measured(claims)
+    assert "the bad domain's weight" in page.measured(asked)
 
 
 def test_switches_are_ranked_by_what_the_codes_value_adds():
@@ -496,6 +496,52 @@ def test_a_page_shows_what_is_recorded_and_says_what_is_not(study, there, tmp_pa
         assert picture.path.exists()
     for table in (item for item in shown if isinstance(item, pd.DataFrame) and there):
         assert not table.isna().any(axis=None)
+
+
+def test_the_ledger_judges_by_the_claims_of_the_pages(tmp_path, capsys):
+    cpu = shipped("rounds", "cpu")
+    lines = recorded(cpu)
+    for line in lines:  # KD3A is always better than FADA; at r = 1 it is bad beside r = 10
+        once = line["config"]["rounds_per_epoch"] == 1
+        line["target_accuracy"] = {"kd3a": 0.7 if once else 0.9}.get(line["method"], 0.5)
+    results_with(cpu, tmp_path, lines)
+    entries = claims.judged("cpu", str(tmp_path))
+    verdicts = {one.entry.text: one.verdict for one in entries}
+    assert verdicts["KD3A beats FADA with fewer rounds."] == "reproduced"
+    assert verdicts["One round an epoch is enough."] == "not reproduced"
+    assert verdicts["Mixup helps."] == "open"
+    assert verdicts["On DomainNet, it beats all other methods by a large margin."] == "not testable here"
+    table = claims.ledger_table(entries)
+    assert (
+        table.count("\n") == len(claims.LEDGER) + 1 and "| +20.0; +40.0 | [rounds](../studies/rounds.ipynb) |" in table
+    )
+    assert claims.tally(entries).sum() == len(claims.LEDGER)
+    table, counts = shown_by("claims", results=str(tmp_path))
+    assert table.data == claims.ledger_table(entries) and counts["claims"].sum() == len(claims.LEDGER)
+
+
+@pytest.mark.parametrize("entry", [entry for entry in claims.LEDGER if entry.study], ids=lambda e: e.text)
+def test_every_line_of_the_ledger_has_a_page_and_statements(entry):
+    known = claims.of(entry.study, [e.title for e in shipped(entry.study, "cpu").methods])
+    assert entry.chosen(known) and (ROOT / "book" / f"{entry.page}.ipynb").exists()
+    titles = {e.title for e in shipped(entry.study, "cpu").methods}
+    for claim in known:
+        assert {claim.above, *claim.below} <= titles, claim.text
+
+
+@pytest.mark.parametrize("study", ["digit5", "amazon", "office-caltech10"])
+def test_the_ledger_and_the_benchmark_pages_ask_for_the_same(study):
+    notebook = nbformat.read(ROOT / "book" / "benchmarks" / f"{study}.ipynb", as_version=4)
+    text = " ".join("".join(cell.source).replace("\n", " ") for cell in notebook.cells)
+    for claim in claims.of(study, []):
+        margin = f", margin={claim.margin:g}" if claim.margin else ""
+        assert f'Claim("{claim.text}", "{claim.above}", ("{claim.below[0]}",){margin})' in text
+
+
+@every_study
+def test_every_page_judges_the_claims_of_its_study(study):
+    text = (ROOT / "book" / "studies" / f"{study}.ipynb").read_text()
+    assert f'claims = of(\\"{study}\\", page.rows)' in text and "page.verdict(claims)" in text
 
 
 @every_study
