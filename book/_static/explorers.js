@@ -103,21 +103,15 @@
   const gateSlider = (id, value, changed) =>
     slider(id, "confidence gate g", { ...GATE, value }, (g) => g.toFixed(2), changed);
 
-  /** A table; the first cell of a row is its heading. */
+  /** A table in a box that scrolls; the first cell of a row is its heading. */
   function table(caption, head, rows) {
-    const line = (cells, tag) =>
-      make("tr", {}, ...cells.map((cell, i) => make(i ? tag : "th", { scope: tag === "th" ? "col" : "row" }, cell)));
-    for (const cells of rows) cells.forEach((cell, i) => (cells[i] = cell ?? ""));
-    const body = rows.map((cells) => {
-      const row = line(cells, "td");
-      row.querySelectorAll("td").forEach((td) => td.removeAttribute("scope"));
-      return row;
-    });
-    return make(
-      "div",
-      { class: "explorer-table", tabindex: 0, role: "region", "aria-label": caption },
-      make("table", {}, make("caption", {}, caption), make("thead", {}, line(head, "th")), make("tbody", {}, ...body))
+    const top = make("tr", {}, ...head.map((cell) => make("th", { scope: "col" }, cell)));
+    const body = rows.map(([name, ...cells]) =>
+      make("tr", {}, make("th", { scope: "row" }, name), ...cells.map((cell) => make("td", {}, cell)))
     );
+    const whole = [make("caption", {}, caption), make("thead", {}, top), make("tbody", {}, ...body)];
+    const box = { class: "explorer-table", tabindex: 0, role: "region", "aria-label": caption };
+    return make("div", box, make("table", {}, ...whole));
   }
 
   /** Bars of a distribution, one per class; the largest is marked. */
@@ -136,7 +130,7 @@
   }
 
   const meter = (share, text) =>
-    make("span", { class: "explorer-meter" }, make("i", { style: `width: ${100 * share}%` }), make("b", {}, text));
+    make("span", { class: "explorer-meter" }, make("b", {}, text), make("i", { style: `width: ${100 * share}%` }));
 
   // --- the vote explorer ------------------------------------------------------------------------------------------
 
@@ -149,7 +143,7 @@
       const input = make("input", { type: "radio", name: `${id}-image`, value: i, id: `${id}-image-${i}` });
       input.checked = !i;
       input.addEventListener("change", draw);
-      const picture = make("img", { src: image.src, alt: `target image ${i + 1}`, width: 48, height: 48 });
+      const picture = make("img", { src: image.src, alt: `target image ${i + 1}`, width: 48, height: 48, class: "dark-light" });
       choice.append(input, make("label", { for: `${id}-image-${i}` }, picture));
     });
     const said = make("p", { class: "explorer-said", "aria-live": "polite" });
@@ -172,13 +166,13 @@
         const tag = make("span", { class: `explorer-tag ${fate(k).split(" ")[0]}` }, fate(k));
         return [name, bars(q[k], classes), percent(Math.max(...q[k])), tag];
       });
-      rows.push(["consensus p", bars(p, classes), percent(Math.max(...p)), `weight ${n}`]);
+      rows.push(["consensus", bars(p, classes), percent(Math.max(...p)), `weight ${n}`]);
       one.replaceChildren(table("What the teachers say of this image", ["teacher", "q", "largest", "fate"], rows));
       const right = argmax(p) === label ? "right" : "wrong";
       const outcome = supporters.length
         ? `${supporters.length} of ${names.length} teachers support class ${classes[argmax(p)]}`
         : `nobody is left; the mean of all teachers says ${classes[argmax(p)]}, with almost no weight`;
-      said.textContent = `At g = ${g.toFixed(2)} ${outcome}. The label, which the target lacks, is ${classes[label]}: ${right}.`;
+      said.textContent = `At g = ${g.toFixed(2)}, ${outcome}. The label, which the target lacks, is ${classes[label]}: ${right}.`;
     }
 
     function drawAll(g) {
