@@ -209,14 +209,14 @@ class Results:
 def expected_seconds(run: Run, known: list[Record]) -> float | None:
     """Median seconds of recorded runs of the same method, network and dataset, by the samples that they see.
 
-    Settings of a method are not looked at: they change its time little beside the budget.
+    Those with the same batches and rounds count alone, where there are any. Settings of a method are not looked at:
+    they change its time little beside the budget.
     """
     t = run.training
-    rates = [
-        record["seconds"] / (record["config"]["epochs"] * record["config"]["epoch_samples"])
-        for record in known
-        if (record["dataset"], record["method"], record["config"]["model"]) == (run.dataset, run.method, t.model)
-    ]
+    told = [record for record in known if (record["dataset"], record["method"]) == (run.dataset, run.method)]
+    told = [record for record in told if record["config"]["model"] == t.model]
+    exact = [r for r in told if all(r["config"][n] == getattr(t, n) for n in ("batch_size", "rounds_per_epoch"))]
+    rates = [r["seconds"] / (r["config"]["epochs"] * r["config"]["epoch_samples"]) for r in exact or told]
     return median(rates) * t.epochs * t.epoch_samples if rates else None
 
 

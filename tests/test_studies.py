@@ -198,6 +198,18 @@ def test_time_is_expected_to_grow_with_the_samples(epochs, samples, seconds):
     assert expected_seconds(make_run("digits", "street", "fedavg", 7, Training(model="cnn-paper"), {}), known) is None
 
 
+def test_runs_with_as_many_rounds_tell_more_than_others():
+    rows = [{"method": "fedavg", "label": f"r = {r}", "training": {"rounds_per_epoch": r}} for r in (1, 10)]
+    known = recorded(study_of(*rows))
+    known[1]["seconds"] = 90.0
+    times = {r: expected_seconds(one_run(rounds_per_epoch=r), known) for r in (1, 10, 2)}
+    assert times == {1: pytest.approx(10), 10: pytest.approx(90), 2: pytest.approx(50)}
+
+
+def one_run(**training):
+    return make_run("digits", "street", "fedavg", 7, Training(epochs=4, epoch_samples=500, **training), {})
+
+
 def test_the_estimate_says_what_is_left(tmp_path):
     study = study_of({"method": "fedavg"}, {"method": "kd3a"}, seeds=[0, 1])
     assert Results(study, tmp_path).estimate() == "4 of 4 runs to train; no recorded run tells yet how long they take."
