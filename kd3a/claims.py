@@ -76,7 +76,12 @@ def negative_transfer(rows: Sequence[str]) -> list[Claim]:
         Claim("MA-15: Consensus Focus beats leaving the source out", f"MA-15 · {FOCUS}", drop),
         Claim("IR: Consensus Focus does as well as leaving it out", f"IR · {FOCUS}", drop, margin=-0.01),
         *(
-            Claim(f"MA-30: {rule} gives it more weight", row, (f"MA-30 · {FOCUS}",), value="bad_weight")
+            Claim(
+                f"MA-30: {rule} gives the source more weight than Consensus Focus",
+                row,
+                (f"MA-30 · {FOCUS}",),
+                value="bad_weight",
+            )
             for rule, row in zip(OTHER_RULES, others("MA-30"), strict=True)
         ),
     ]
@@ -138,8 +143,8 @@ class Entry:
 
     text: str
     place: str
-    study: str = ""  # none: it cannot be tested here
-    page: str = ""  # under book/
+    study: str = ""  # none: records cannot judge it
+    page: str = ""  # under book/; none: nothing here can
     numbers: tuple[int, ...] = ()  # of the study's claims, from zero; all by default
 
     def chosen(self, all_of_them: Sequence[T]) -> tuple[T, ...]:
@@ -190,6 +195,11 @@ LEDGER = (
         (5, 6),
     ),
     Entry("KD3A beats FADA with fewer rounds.", "section 5.3", "rounds", "studies/rounds", (0, 1)),
+    Entry(
+        "Its uploads withstand gradient leakage, FADA's exchange does not.",
+        "section 5.3",
+        page="tutorial/7-communication-and-privacy",
+    ),
     Entry("One round an epoch is enough.", "section 5.3", "rounds", "studies/rounds", (2,)),
 )
 
@@ -203,7 +213,9 @@ class Judged:
 
     @property
     def verdict(self) -> str:
-        return report.verdict(self.findings) if self.entry.study else "not testable here"
+        if self.entry.study:
+            return report.verdict(self.findings)
+        return "shown live" if self.entry.page else "not testable here"
 
 
 def judged(scale: str, results: str = "") -> list[Judged]:
@@ -229,5 +241,5 @@ def ledger_table(entries: Sequence[Judged]) -> str:
 
 def tally(entries: Sequence[Judged]) -> pd.Series:
     """How many entries have each verdict."""
-    order = ("reproduced", "partly reproduced", "not reproduced", "open", "not testable here")
+    order = ("reproduced", "partly reproduced", "not reproduced", "open", "shown live", "not testable here")
     return pd.Series([one.verdict for one in entries]).value_counts().reindex(order, fill_value=0)
