@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
 from importlib.metadata import files
 from pathlib import Path
 
@@ -90,9 +91,10 @@ def build(scale: str, train: bool, no_html: bool) -> int:
     os.environ |= {"KD3A_PROGRESS": "0", "OMP_NUM_THREADS": threads, "KD3A_FIGURES": str(FIGURES)}
     shutil.rmtree(WORK, ignore_errors=True)
     shutil.copytree(BOOK, WORK / "book", ignore=shutil.ignore_patterns("*.py", "*.toml", "__pycache__", ".*"))
-    for page in pages():
-        if page.suffix == ".ipynb":
-            execute(page, scale, train)
+    notebooks = [page for page in pages() if page.suffix == ".ipynb"]
+    with ProcessPoolExecutor(max_workers=min(2, os.cpu_count() or 1)) as pool:
+        for done in [pool.submit(execute, page, scale, train) for page in notebooks]:
+            done.result()  # a cell that fails ends the build
     if scale == "cpu":  # what the book publishes
         shutil.copytree(FIGURES, ROOT / "figures", dirs_exist_ok=True)
     if no_html:
