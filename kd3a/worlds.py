@@ -68,9 +68,14 @@ def square(side: int = 21, directions: int = 16, offsets: int = 13) -> World:
     return World(x, labels, H, lines, np.stack(sources), cloud((0, 0), 0.45))
 
 
+def least(values: np.ndarray) -> int:
+    """Where the smallest value stands; the first of equals, whatever the rounding says."""
+    return int(values.round(12).argmin())
+
+
 def best(H: np.ndarray, sources: Sequence[np.ndarray]) -> list[int]:
     """Which hypothesis has the least risk in each source."""
-    return [int(bounds.risks(H, S).argmin()) for S in sources]
+    return [least(bounds.risks(H, S)) for S in sources]
 
 
 def teachers(H: np.ndarray, sources: Sequence[np.ndarray]) -> np.ndarray:
@@ -95,7 +100,7 @@ def sweep(world: World, liars: Iterable[int], shares: Iterable[float]) -> pd.Dat
     for share in shares:
         sources = world.sources(liars, share)
         t = bounds.terms(world.H, sources, world.target, consensus(teachers(world.H, sources))[0])
-        h = t.consensus.argmin()
+        h = least(t.consensus)
         rows.append(
             {
                 "share": share,

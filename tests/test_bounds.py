@@ -113,6 +113,12 @@ def test_theorem_1(seed, weights):
     assert (t.target <= bounds.original_bound(t, alpha) + EPS).all()
     assert (alpha @ bounds.single_source_bounds(t) <= bounds.original_bound(t, alpha) + EPS).all()
     assert alpha @ t.lambdas <= t.lambda_0(alpha) + EPS
+    least = min(
+        sum(a * bounds.risks(h[None], S)[0] for a, S in zip(alpha, sources, strict=True)) + bounds.risks(h[None], T)[0]
+        for h in H
+    )
+    mean = alpha @ (t.sources + t.divergences[:, None] / 2)
+    assert np.allclose(bounds.original_bound(t, alpha), mean + least)
     mixture = sum(a * S for a, S in zip(alpha, sources, strict=True))
     assert bounds.divergence(H, mixture, T) <= alpha @ t.divergences + EPS
 
@@ -223,6 +229,10 @@ def test_the_condition_over_a_sweep_of_lies():
     t = bounds.terms(world.H, clean, world.target, worlds.consensus(worlds.teachers(world.H, clean))[0])
     assert worlds.misleading(table.assign(printed=[0, 1, -1], exact=[-1, 0, -1])).tolist() == [True, False, False]
     assert table["exact"].iloc[0] == pytest.approx(bounds.exact_margin(t, alpha))
+
+
+def test_rounding_does_not_choose_a_teacher():
+    assert worlds.least(np.array([0.3, 0.1 + 0.2 - 0.2, 0.1, 0.1 - 1e-16])) == 1
 
 
 def test_consensus_of_sure_teachers_is_the_majority():
@@ -338,6 +348,12 @@ def test_appendix_d_constant_of_the_distilled_domain_is_its_label_error(seed):
     t = bounds.terms(H, [T], T, labels)
     constant = bounds.shift_constant(bounds.relabelled(T, labels), T, labels, f_t)
     assert constant == pytest.approx(t.label_error, abs=1e-9) and t.gap <= constant + EPS
+
+
+def test_the_shift_constant_is_the_smaller_expectation():
+    S, T = (bounds.domain(np.array(mass), np.zeros(2, int)) for mass in ((3, 1), (1, 3)))
+    assert bounds.shift_constant(S, T, np.array([0, 1]), np.array([0, 0])) == 0.25
+    assert bounds.shift_constant(T, S, np.array([0, 1]), np.array([0, 0])) == 0.25
 
 
 def test_counter_example_appendix_d_without_the_labellings():
