@@ -16,6 +16,7 @@ Message = dict[str, dict[str, Tensor]]  # kind -> name -> tensor
 
 #: What may cross. A method whose ledger holds ``data``, ``features`` or ``feature_grads`` is not decentralised.
 KINDS = ("data", "params", "buffers", "features", "feature_grads", "stats", "weights")
+#: What must stay at home.
 PRIVATE = ("data", "features", "feature_grads")
 
 

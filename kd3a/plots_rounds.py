@@ -50,7 +50,7 @@ def moving_statistics(
     fall.plot(range(len(steps)), steps, color=INK)
     fall.axhline(floor, color=INK, ls=(0, (1.2, 1)), lw=1.6)
     fall.annotate("closed form", (len(steps) - 1, floor), (0, 4), textcoords="offset points", ha="right", fontsize=9.5)
-    fall.set(xlabel="step", ylabel="objective of the layer", yscale="log")
+    fall.set(xlabel="step", ylabel="objective of the layer")
     figure.legend(loc="outside upper center", ncols=3, columnspacing=1.2, handletextpad=0.4)
     return figure
 

@@ -171,6 +171,7 @@ def info_gain(context: Context, temperature: float = 0.1) -> Tensor:
     return (-torch.stack(spread) / temperature).softmax(0)
 
 
+#: The rules by name; ``drop:names`` is made by :func:`drop`.
 RULES: dict[str, Rule] = {
     "uniform": uniform,
     "size": size,

@@ -97,8 +97,8 @@ def _as_it_is(batch):
 class StreamedPart(Part):
     """A part whose ``x`` holds the names of image files below ``root`` as padded bytes, (N, L) uint8.
 
-    :meth:`batches` is the training path: worker processes decode (and augment, if ``augment``) a few batches ahead.
-    :meth:`inputs` is the scoring path: the plain images, decoded by threads when they are asked for. Both resize to
+    ``batches`` is the training path: worker processes decode (and augment, if ``augment``) a few batches ahead.
+    ``inputs`` is the scoring path: the plain images, decoded by threads when they are asked for. Both resize to
     ``size`` and give what a resident :class:`~kd3a.domains.Part` of the same images gives.
     """
 

@@ -27,7 +27,8 @@ class FACT(Rounds):
 
     Budget: with K sources a round is 2/K of an epoch, so K/2 times as many rounds let every domain be seen as often as
     in KD3A: a source trains a whole epoch when it is drawn, in 2 of K rounds. Retraining the heads comes on top. The
-    target is the server, so 6 |G| + 6 |H| floats cross in a round where the paper's server has 8 |G| + 10 |H|.
+    target is the server, so ``6 |G| + 6 |H|`` floats cross in a round where the paper's server has
+    ``8 |G| + 10 |H|``.
     """
 
     name = "fact"
