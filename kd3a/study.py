@@ -159,10 +159,14 @@ class Results:
         quiet: bool = False,
         say: Callable[[str], None] = lambda line: None,
     ) -> int:
-        """Train what is missing, append each record as it arrives; returns how many runs were left to others."""
+        """Train what is missing, append each record as it arrives; returns how many runs were left to others.
+
+        A run that diverges is told and passed over: it must not keep the others from being trained.
+        """
         busy, said = 0, self.estimate()
         say(said)
         for number, (title, run) in enumerate(self.grid, 1):
+            name = f"[{number}/{len(self.grid)}] {title:24} {run.target:12} seed {run.seed}"
             task = self.task(run.target, folder)
             key = run.key(task.sha256)
             if key in self.found():
@@ -171,15 +175,15 @@ class Results:
             try:
                 record = execute(run, task, hardware, self.study.study, self.study.scale, quiet, out=self.path)
             except UserError as error:
-                if "another process" not in str(error):
+                if "not finite" in str(error):
+                    say(f"{name}  diverged, no record: {error}")
+                elif "another process" in str(error):
+                    busy += 1
+                else:
                     raise
-                busy += 1
                 continue
             forget(key)
-            say(
-                f"[{number}/{len(self.grid)}] {title:24} {run.target:12} seed {run.seed}  "
-                f"accuracy {record['target_accuracy']:.3f}  {record['seconds']:.0f} s"
-            )
+            say(f"{name}  accuracy {record['target_accuracy']:.3f}  {record['seconds']:.0f} s")
             if "no recorded run" in said:  # now there is one
                 said = self.estimate()
                 say(said)

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kd3a import claims, consensus, page, plots, plots_studies, records, report
-from kd3a.channel import Channel
+from kd3a.channel import Channel, RefusedMessage
 from kd3a.cli import main
 from kd3a.errors import UserError
 from kd3a.methods.base import Poll
@@ -235,6 +235,25 @@ def test_a_study_says_its_estimate_before_and_after_the_first_run(tmp_path, monk
     Results(study, tmp_path).train(tiny.CPU, say=lines.append)
     assert [("runs to train" in line) for line in lines] == [True, False, True, False, False]
     assert "about 20 s" in lines[2]
+
+
+def test_a_run_that_diverges_does_not_stop_the_study(tmp_path, monkeypatch):
+    study = study_of({"method": "fedavg"}, seeds=[0, 1])
+    waiting = iter([RefusedMessage("Message of amber: params is not finite."), recorded(study)[1]])
+
+    def train(run, task, hardware, name, scale, quiet, out):
+        if isinstance(outcome := next(waiting), Exception):
+            raise outcome
+        records.append(out, outcome)
+        return outcome
+
+    monkeypatch.setattr("kd3a.study.execute", train)
+    monkeypatch.setattr(Results, "task", lambda self, target, folder=None: SimpleNamespace(sha256="0" * 64))
+    lines: list[str] = []
+    results = Results(study, tmp_path)
+    results.train(tiny.CPU, say=lines.append)
+    assert "diverged, no record: Message of amber" in lines[1] and "seed 0" in lines[1]
+    assert [record is None for _, _, record in results.recorded()] == [True, False]
 
 
 def test_a_study_without_its_data_is_passed_over(tmp_path, monkeypatch, capsys):
