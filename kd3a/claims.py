@@ -93,8 +93,10 @@ def rounds(rows: Sequence[str]) -> list[Claim]:
     once = "KD3A, r = 1"
     return [
         Claim("KD3A at r = 1 beats FADA at every r", once, fada),
-        Claim(f"{own[0]} beats FADA at every r", own[0], fada),
-        Claim(f"KD3A at r = 1 does as well as {own[-1]}", once, (own[-1],), margin=-0.02),
+        Claim(f"{own[0].replace(',', ' at')} beats FADA at every r", own[0], fada),
+        Claim(
+            f"KD3A at r = 1 does as well as{own[-1].partition(',')[2].replace(' r', ' at r')}", once, (own[-1],), -0.02
+        ),
     ]
 
 

@@ -128,8 +128,10 @@ def accuracy_against_bytes(points: pd.DataFrame, families: Mapping[str, Sequence
         for row, text in zip(mine.index, short(list(mine.index)), strict=True):
             if len(mine) > 1:
                 at = (mine.loc[row, "megabytes"], 100 * mine.loc[row, "mean"])
-                ax.annotate(text.removeprefix("r = "), at, (0, 8), textcoords="offset points", ha="center", fontsize=8)
+                beside = (0, 8) if k % 2 == 0 else (0, -15)  # neighbours on other sides of their lines
+                ax.annotate(text.removeprefix("r = "), at, beside, textcoords="offset points", ha="center", fontsize=8)
     ax.set(xscale="log", xlabel="megabytes exchanged in a run", ylabel="target accuracy (%)")
+    ax.xaxis.set_major_formatter("{x:g}")
     ax.margins(y=0.15)
     figure.legend(loc="outside upper center", ncols=3, columnspacing=1.2)
     return figure
