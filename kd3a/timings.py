@@ -61,4 +61,5 @@ def machines(found: Mapping[str, Sequence[Record]]) -> pd.DataFrame:
     frame = pd.DataFrame(rows)
     if frame.empty:
         return frame
-    return frame.value_counts(sort=False, dropna=False).rename("runs").reset_index()
+    counts = frame.value_counts(sort=False, dropna=False).rename("runs").reset_index()
+    return counts.set_index("hardware").rename_axis(index=None)
