@@ -239,6 +239,11 @@ class Page:
         """What the records say of each claim."""
         return report.findings_table(report.judge(self.frame, claims, self.targets)).rename_axis(index=None)
 
+    def differences(self, pairs: Sequence[tuple[str, str]]) -> pd.DataFrame:
+        """What the first row of each pair has more than the second, with its interval; nothing is judged."""
+        findings = self.compare([Claim(f"{high} against {low}", high, (low,)) for high, low in pairs])
+        return findings[["measured", "95 % interval"]].rename(columns={"measured": "points of accuracy"})
+
     def verdict(self, claims: Sequence[Claim]) -> DisplayObject:
         """The findings, and in one word what they come to."""
         findings = report.judge(self.frame, claims, self.targets)

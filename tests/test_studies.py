@@ -598,6 +598,16 @@ def test_a_refused_upload_is_quoted(tmp_path, monkeypatch):
     assert "not at hand" in own.refusal("amber:nan").data
 
 
+def test_differences_are_told_and_not_judged(tmp_path, no_task):
+    cpu = shipped("augmentation", "cpu")
+    results_with(cpu, tmp_path, recorded(cpu))
+    own = Page("studies/augmentation", "augmentation", "cpu", str(tmp_path))
+    table = own.differences([("Beta(2, 2)", "no mixup")])
+    assert table.index.tolist() == ["Beta(2, 2) against no mixup"]
+    assert table.columns.tolist() == ["points of accuracy", "95 % interval"]
+    assert table.iloc[0].tolist() == ["+4.0 ± 0.0 (3)", "+4.0 to +4.0"]
+
+
 def test_gains_stand_beside_the_papers(tmp_path, no_task):
     own = Page("studies/augmentation", "augmentation", "cpu", str(tmp_path))
     gains = own.gains("Beta(0.2, 0.2)", "no mixup", {"domainnet": ("kd3a", "kd3a (no mixup)")})
