@@ -330,6 +330,7 @@ ROWS = {
     "KD3A (official)": GREEN,
     "KD3A (no mixup)": SKY,
 }
+PLAIN = "#6b8ba4"  # of a bar without a colour of its own
 
 
 def row_colours(rows: Sequence[str]) -> dict[str, str]:
@@ -392,7 +393,7 @@ def accuracy_bars(summary: pd.DataFrame, rows: Sequence[str], targets: Sequence[
     tall = 0.28 if any("\n" in name for name in names) else 0.22  # inches of a bar
     height = 0.45 + lines * (0.4 + tall * len(shown))
     figure, axes = canvas(height, lines, columns, squeeze=False, sharex=True, sharey=True)
-    colours = row_colours(rows)
+    colours = {row: ROWS.get(row, PLAIN) for row in rows}  # names stand beside the bars
     at = np.arange(len(shown))
     for ax, target in zip(axes.flat, panels, strict=False):
         cells = summary[summary["target"] == target].set_index("row").reindex(shown)
