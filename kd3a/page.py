@@ -15,6 +15,7 @@ from kd3a import models, plots, plots_studies, records, report
 from kd3a.channel import RefusedMessage
 from kd3a.domains import Task
 from kd3a.errors import UserError
+from kd3a.methods import METHODS
 from kd3a.plots import Picture
 from kd3a.report import Claim
 from kd3a.runs import make_run, start
@@ -94,6 +95,20 @@ class Page:
         """The values that a setting of the training has in the rows."""
         values = {getattr(self.study.training_of(entry), name) for entry in self.study.methods}
         return ", ".join(f"{value:g}" for value in sorted(values)) + (", by row" if len(values) > 1 else "")
+
+    def families(self) -> pd.DataFrame:
+        """Every row with its method, whether source data leave home for it, and the settings it changes."""
+        lines = {}
+        for entry in self.study.methods:
+            method = METHODS[entry.method]
+            where = "centralised" if method.needs_source_data else "decentralised"
+            told = ", ".join(f"{k}: {v}" for k, v in (entry.config | entry.training).items())
+            lines[entry.title] = {
+                "family": "reads target labels" if method.uses_target_labels else where,
+                "method": method.summary,
+                "settings changed": told or "–",
+            }
+        return pd.DataFrame.from_dict(lines, orient="index")
 
     def commands(self) -> Markdown:
         """How to rebuild the page's notebook from the records, and how to train it again."""

@@ -422,3 +422,9 @@ def test_what_a_choice_without_labels_costs():
     ]
     assert len(plots_studies.criterion(trials).axes) == 1
     assert page.percents(trials.set_index("trial"), "accuracy")["accuracy"].tolist() == ["70.0", "60.0"]
+
+
+def test_families_are_told(tmp_path):
+    families = page.Page("benchmarks/digits", "digits", "quick", str(tmp_path)).families()["family"]
+    assert families["Oracle"] == "reads target labels" and families["MDAN"] == "centralised"
+    assert {families[row] for row in ("KD3A", "FedAvg", "SHOT")} == {"decentralised"}
