@@ -479,7 +479,7 @@ def test_the_ladder_turns_one_thing_at_a_time():
         "+ BatchNorm MMD": set(),
         "mean ensemble": {"ensemble"},
         "max ensemble": {"ensemble"},
-        "BatchNorm MMD as a loss": {"batchnorm_mmd"},
+        "BatchNorm MMD as a loss": {"batchnorm_mmd", "mmd_rate"},
         "plain average": {"batchnorm_mmd"},
         "KD3A as written": {"teachers"},
     }
