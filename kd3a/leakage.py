@@ -128,7 +128,7 @@ def dlg(
     steps: int = 100,
     seed: int = 0,
     tolerance: float = 1e-6,
-    on_step: Callable[[Tensor], None] = lambda x: None,
+    on_step: Callable[[Tensor], None] | None = None,
 ) -> Recovery:
     r"""Deep leakage from gradients: inputs and soft labels whose gradient is the observed one.
 
@@ -154,7 +154,7 @@ def idlg(
     steps: int = 100,
     seed: int = 0,
     tolerance: float = 1e-6,
-    on_step: Callable[[Tensor], None] = lambda x: None,
+    on_step: Callable[[Tensor], None] | None = None,
 ) -> Recovery:
     """Improved DLG for one input: its label is read off the last layer (:func:`label_of`), the input is looked for."""
     if shape[0] != 1:
@@ -183,7 +183,7 @@ def _lbfgs(
     variables: list[Tensor],
     steps: int,
     tolerance: float,
-    on_step: Callable[[Tensor], None],
+    on_step: Callable[[Tensor], None] | None,
 ) -> list[float]:
     """Minimise in place. The line search costs nothing here and keeps L-BFGS from leaping away, as it does without."""
     optimiser = torch.optim.LBFGS(variables, line_search_fn="strong_wolfe")
@@ -196,7 +196,8 @@ def _lbfgs(
 
     trace = []
     for _ in range(steps):
-        on_step(variables[0].detach().clone())
+        if on_step:
+            on_step(variables[0].detach().clone())
         trace.append(float(optimiser.step(closure)))  # the value before the step
         if trace[-1] < tolerance:
             break
