@@ -49,7 +49,13 @@ def execute(page: Path, scale: str, train: bool) -> None:
     known = papermill.inspect_notebook(str(notebook))
     wanted = {name: value for name, value in {"scale": scale, "train": train}.items() if name in known}
     papermill.execute_notebook(
-        str(notebook), str(notebook), parameters=wanted, cwd=str(notebook.parent), progress_bar=False, log_output=False
+        str(notebook),
+        str(notebook),
+        parameters=wanted,
+        cwd=str(notebook.parent),
+        progress_bar=False,
+        log_output=False,
+        extra_arguments=["--log-level=ERROR"],  # of the kernel
     )
     hide_injected_parameters(notebook)
     print(f"{page}: {time.monotonic() - began:.0f} s", flush=True)

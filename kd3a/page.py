@@ -96,19 +96,16 @@ class Page:
         values = {getattr(self.study.training_of(entry), name) for entry in self.study.methods}
         return ", ".join(f"{value:g}" for value in sorted(values)) + (", by row" if len(values) > 1 else "")
 
-    def families(self) -> pd.DataFrame:
+    def families(self) -> Markdown:
         """Every row with its method, whether source data leave home for it, and the settings it changes."""
-        lines = {}
+        lines = ["| row | family | method | settings changed |", "|---|---|---|---|"]
         for entry in self.study.methods:
             method = METHODS[entry.method]
-            where = "centralised" if method.needs_source_data else "decentralised"
-            told = ", ".join(f"{k}: {v}" for k, v in (entry.config | entry.training).items())
-            lines[entry.title] = {
-                "family": "reads target labels" if method.uses_target_labels else where,
-                "method": method.summary,
-                "settings changed": told or "–",
-            }
-        return pd.DataFrame.from_dict(lines, orient="index")
+            family = "centralised" if method.needs_source_data else "decentralised"
+            family = "reads target labels" if method.uses_target_labels else family
+            told = ", ".join(f"`{k}: {v}`" for k, v in (entry.config | entry.training).items())
+            lines.append(f"| {entry.title} | {family} | {method.summary} | {told or '–'} |")
+        return Markdown("\n".join(lines))
 
     def commands(self) -> Markdown:
         """How to rebuild the page's notebook from the records, and how to train it again."""

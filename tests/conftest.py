@@ -13,7 +13,7 @@ import tiny
 import torch
 from filelock import FileLock
 
-from kd3a import models
+from kd3a import models, plots
 from kd3a.data import digits
 
 torch.set_num_threads(1)
@@ -67,3 +67,17 @@ def small_model():
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(models.MODELS, "small", tiny.small)
         yield
+
+
+@pytest.fixture
+def drawn(tmp_path, monkeypatch):
+    """Save a figure twice; the bytes must agree and be few."""
+    monkeypatch.setenv("KD3A_FIGURES", str(tmp_path))
+
+    def save(make, name: str) -> str:
+        first, second = (plots.save(make(), name).path.read_bytes() for _ in range(2))
+        assert first == second and len(first) < 300_000
+        assert b"<dc:date>" not in first
+        return first.decode()
+
+    return save

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kd3a import batchnorm, leakage, models, plots, plots_rounds
+from kd3a import batchnorm, leakage, models, plots_rounds
 from kd3a.channel import Channel
 from kd3a.errors import UserError
 from kd3a.methods import METHODS
@@ -178,19 +178,6 @@ def test_the_pull_of_fedprox_keeps_sources_close(tiny_task, small_model):
 
 
 # --- figures ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def drawn(tmp_path, monkeypatch):
-    """Save a figure twice; the bytes must agree and be few."""
-    monkeypatch.setenv("KD3A_FIGURES", str(tmp_path))
-
-    def save(make, name: str) -> str:
-        first, second = (plots.save(make(), name).path.read_bytes() for _ in range(2))
-        assert first == second and len(first) < 300_000
-        return first.decode()
-
-    return save
 
 
 def teachers(samples: int = 40, number: int = 3, classes: int = 5) -> torch.Tensor:
