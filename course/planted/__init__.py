@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from kd3a.checks import QUESTIONS
+
 
 @dataclass(frozen=True)
 class Wrong:
@@ -38,7 +40,7 @@ class Wrong:
                     continue
                 node.decorator_list = []
             kept.append(ast.unparse(node))
-        return "\n\n".join([*kept, f"{self.target} = {self.name}"])
+        return "\n\n".join([*kept, f"{QUESTIONS[self.question].function} = {self.name}"])
 
 
 WRONG: list[Wrong] = []

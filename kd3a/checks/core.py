@@ -98,6 +98,12 @@ class Question:
     signature: str
     basics: Callable[[Student], None] | None = None  # must pass before any property earns points
     properties: list[Property] = field(default_factory=list)
+    answered_by: str = ""  # the function's name, where it is not the question's
+
+    @property
+    def function(self) -> str:
+        """Name of the function that a student writes."""
+        return self.answered_by or self.name
 
     @property
     def points(self) -> int:
