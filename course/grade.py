@@ -1,0 +1,207 @@
+"""Grade a folder of submissions: ``grades.csv``, ``details.csv`` and feedback in HTML, in ``_build/course/graded``.
+
+    python course/grade.py SUBMISSIONS [--seconds 60] [--minutes 10] [--nbgrader PYTHON]
+
+Submissions lie as nbgrader has them, ``SUBMISSIONS/student/assignment/notebook.ipynb``. Each is graded in a process and
+in a temporary course directory of its own, so whatever it does to its files, its kernel or its time, it does to itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import html
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import nbformat
+import pandas as pd
+from build import NBGRADER, command, environment
+from kd3a import data
+from kd3a.checks import ASSIGNMENTS
+from kd3a.data import digits
+from kd3a.errors import UserError
+from sources import BUILD, ROOT, notebook_path
+
+LARGEST = 20_000_000  # bytes of a submitted notebook
+KERNEL = {
+    "argv": [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
+    "display_name": "Python 3",
+    "language": "python",
+}
+
+
+@dataclass
+class Result:
+    """What one submission earned, by question, and what went wrong with it as a whole."""
+
+    student: str
+    assignment: str
+    points: dict[str, float] = field(default_factory=dict)
+    note: str = ""
+
+    def row(self) -> dict[str, object]:
+        """For grades.csv. The written answer is for a person to grade."""
+        assignment = ASSIGNMENTS[self.assignment]
+        return {
+            "student": self.student,
+            "assignment": self.assignment,
+            "points": sum(self.points.values()),
+            "of": assignment.points,
+            "written": "",
+            "of written": assignment.written,
+            "note": self.note,
+        }
+
+    def details(self) -> list[dict[str, object]]:
+        """For details.csv: one row per question."""
+        questions = ASSIGNMENTS[self.assignment].questions
+        who = {"student": self.student, "assignment": self.assignment}
+        return [who | {"question": q.name, "points": self.points.get(q.name, 0.0), "of": q.points} for q in questions]
+
+
+def submissions(folder: Path) -> list[tuple[str, str]]:
+    """Student and assignment of every submission, sorted."""
+    if not folder.is_dir():
+        raise UserError(f"There is no folder {folder}: give one that holds student/assignment/notebook.ipynb.")
+    found = [(p.parent.name, p.name) for p in sorted(folder.glob("*/*")) if p.is_dir()]
+    if unknown := sorted({name for _, name in found} - set(ASSIGNMENTS)):
+        raise UserError(f"Unknown assignment {unknown[0]!r} in {folder}: known are {', '.join(ASSIGNMENTS)}.")
+    if not found:
+        raise UserError(f"{folder} holds no submission: they lie in student/assignment/notebook.ipynb.")
+    return found
+
+
+def unreadable(path: Path) -> str:
+    """Why a submitted notebook cannot be graded at all; nothing if it can."""
+    if not path.is_file() or path.is_symlink():
+        return f"{path.name} is missing"
+    if path.stat().st_size > LARGEST:
+        return f"{path.name} is larger than {LARGEST // 1_000_000} MB"
+    try:
+        nbformat.validate(nbformat.read(path, as_version=4))
+    except Exception as error:  # whatever can be wrong with a file
+        return f"{path.name} is not a notebook: {str(error).splitlines()[0][:200]}"
+    return ""
+
+
+def grade_one(
+    submitted: Path, student: str, assignment: str, work: Path, out: Path, python: Path, seconds: int, minutes: float
+) -> Result:
+    """Grade one submission in a directory that is thrown away; its feedback goes to ``out``."""
+    result = Result(student, assignment)
+    feedback = out / "feedback" / student / assignment
+    feedback.mkdir(parents=True, exist_ok=True)
+    notebook = notebook_path(assignment, submitted.parent)
+    result.note = unreadable(notebook)
+    if not result.note:
+        with tempfile.TemporaryDirectory(prefix="kd3a-grade-", ignore_cleanup_errors=True) as name:
+            course = Path(name)
+            furnish(course, notebook, student, assignment, work)
+            words = command(python, "grade", str(course), assignment, student, str(seconds))
+            result.note = run(words, course, python, 60 * minutes)
+            scores = course / "scores.json"
+            if scores.is_file():
+                known = {question.name for question in ASSIGNMENTS[assignment].questions}
+                read = json.loads(scores.read_text())
+                result.points = {name: read[name]["points"] or 0.0 for name in read if name in known}
+            for page in (course / "feedback" / student / assignment).glob("*.html"):
+                shutil.copy(page, feedback)
+            shutil.copy(work / "source" / assignment / "picture.svg", feedback)
+    if result.note:
+        told = html.escape(result.note)
+        (feedback / "note.html").write_text(f"<!doctype html><title>{assignment}</title><p>Not graded: {told}.</p>\n")
+    return result
+
+
+def furnish(course: Path, notebook: Path, student: str, assignment: str, work: Path) -> None:
+    """A course directory with one submission and nothing to copy from: no source notebook, no other student."""
+    shutil.copy(work / "gradebook.db", course)
+    own = course / "submitted" / student / assignment
+    own.mkdir(parents=True)
+    shutil.copy(notebook, own)
+    (course / "source" / assignment).mkdir(parents=True)
+    shutil.copy(work / "source" / assignment / "picture.svg", course / "source" / assignment)
+    kernel = course / "jupyter" / "kernels" / "python3"
+    kernel.mkdir(parents=True)
+    (kernel / "kernel.json").write_text(json.dumps(KERNEL))
+    (course / "cache").mkdir()
+    if "houses" in notebook.read_text() or "stolen_image" in notebook.read_text():
+        shutil.copy(digits.cache_path(), course / "cache")
+
+
+def run(words: list[str], course: Path, python: Path, seconds: float) -> str:
+    """Call nbgrader; returns what went wrong, if anything did. Nothing that it started outlives it."""
+    told = {"HOME": str(course), "KD3A_CACHE": str(course / "cache"), "JUPYTER_PATH": str(course / "jupyter")}
+    told |= {"PYTHONPATH": str(ROOT), "JUPYTER_PLATFORM_DIRS": "1", "KD3A_PROGRESS": "0", "OMP_NUM_THREADS": "1"}
+    with open(course / "log", "w") as log:
+        process = subprocess.Popen(
+            words, stdout=log, stderr=log, cwd=course, env=environment(python) | told, start_new_session=True
+        )
+        try:
+            code = process.wait(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            return f"it was stopped after {seconds:.0f} s"
+        finally:
+            stop(process)
+    if code == 0:
+        return ""
+    text = (course / "log").read_text(errors="replace") if (course / "log").exists() else ""
+    if "DeadKernelError" in text or "Kernel died" in text:
+        return "it ended its own kernel"
+    return "nbgrader could not grade it: " + next((x for x in reversed(text.splitlines()) if x.strip()), "")[:200]
+
+
+def stop(process: subprocess.Popen) -> None:
+    """End the process and all of its session."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.wait()
+
+
+def grade_all(folder: Path, work: Path, out: Path, python: Path, seconds: int = 60, minutes: float = 10) -> pd.DataFrame:
+    """Grade every submission; returns what grades.csv holds."""
+    if not (work / "gradebook.db").exists():
+        raise UserError("There is no release to grade against: run `make course` first.")
+    found = submissions(folder)
+    data.load("digits", target="mnist_m")  # built once, before anybody's time runs
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    results = []
+    for student, assignment in found:
+        submitted = folder / student / assignment
+        results.append(grade_one(submitted, student, assignment, work, out, python, seconds, minutes))
+        row = results[-1].row()
+        print(f"{student} {assignment}: {row['points']:g} of {row['of']} {row['note']}", flush=True)
+        grades = pd.DataFrame([r.row() for r in results])
+        grades.to_csv(out / "grades.csv", index=False)  # after each, so that nothing is lost
+    pd.DataFrame([d for r in results for d in r.details()]).to_csv(out / "details.csv", index=False)
+    return grades
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Grade a folder of submissions.")
+    parser.add_argument("submissions", type=Path)
+    parser.add_argument("--seconds", type=int, default=60, help="that a cell may take")
+    parser.add_argument("--minutes", type=float, default=10, help="that a submission may take")
+    parser.add_argument("--nbgrader", type=Path, default=NBGRADER, help="the interpreter that has nbgrader")
+    a = parser.parse_args()
+    try:
+        grade_all(a.submissions, BUILD / "work", BUILD / "graded", a.nbgrader, a.seconds, a.minutes)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return 2
+    print(BUILD / "graded" / "grades.csv")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
