@@ -1,13 +1,14 @@
 # Every target sets up .venv when it is missing. `make help` lists them.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
+GRADER := .venv-course/bin/python
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help book test study quick bench clean
+.PHONY: help book test testcourse study quick bench course grade clean
 
 help: ## list the targets
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
 .venv/installed: requirements.lock pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version.split()[0] + "; set PYTHON=…")'
@@ -16,14 +17,22 @@ help: ## list the targets
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	touch $@
 
+.venv-course/installed: course/requirements.txt
+	test -x $(GRADER) || $(PYTHON) -m venv .venv-course
+	$(GRADER) -m pip install --quiet -r course/requirements.txt
+	touch $@
+
 book: .venv/installed ## execute the notebooks on the recorded runs and build the book; prints the path of index.html
 	@$(BIN)/python book/build.py
 
 test: .venv/installed ## run all tests, the browser's included
 	@$(BIN)/python tests/browser.py
-	$(BIN)/python -m ruff check kd3a book tests
-	$(BIN)/python -m ruff format --check kd3a book tests
+	$(BIN)/python -m ruff check kd3a book course tests
+	$(BIN)/python -m ruff format --check kd3a book course tests
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile
+
+testcourse: .venv/installed .venv-course/installed ## release the course, grade twelve planted submissions, compare
+	$(BIN)/python -m pytest -q course/test_grading.py
 
 study: .venv/installed ## train what is missing of STUDY=name at SCALE=cpu, or of all studies with data (hours; stops and resumes)
 	for params in params/$(or $(STUDY),*)/$(or $(SCALE),cpu).yaml; do $(BIN)/kd3a study $$params $(if $(STUDY),,--if-there) || exit; done
@@ -35,5 +44,11 @@ quick: .venv/installed ## run every notebook at quick scale, trained from scratc
 bench: .venv/installed ## measure what is claimed to be fast, each ratio in one run
 	@$(BIN)/python tests/bench.py
 
-clean: ## remove the environment and everything built
-	rm -rf .venv _build .pytest_cache .ruff_cache .hypothesis *.egg-info
+course: .venv/installed .venv-course/installed ## make the student release, the instructor edition and the points, in _build/course
+	@$(BIN)/python course/build.py --nbgrader $(GRADER) $(if $(BOOK),--book $(BOOK))
+
+grade: .venv/installed .venv-course/installed ## grade SUBMISSIONS=folder (student/assignment/notebook.ipynb) into _build/course/graded
+	@$(BIN)/python course/grade.py --nbgrader $(GRADER) $(or $(SUBMISSIONS),submitted)
+
+clean: ## remove the environments and everything built
+	rm -rf .venv .venv-course _build .pytest_cache .ruff_cache .hypothesis *.egg-info

@@ -32,8 +32,10 @@ def grade_id(cell: NotebookNode) -> str:
 
 
 def secrets(assignment: str) -> set[str]:
-    """The lines of an assignment's solutions and hidden tests, without indentation."""
-    regions = [body for cell in read(assignment).cells for _, body in REGION.findall(cell.source)]
+    """The lines of an assignment's solutions, hidden tests and keys to written questions, without indentation."""
+    cells = read(assignment).cells
+    regions = [body for cell in cells for _, body in REGION.findall(cell.source)]
+    regions += [cell.source for cell in cells if grade_id(cell) == "written"]  # the key
     lines = {line.strip() for body in regions for line in body.splitlines()}
     return {line for line in lines if len(line) >= LEAST and not line.startswith(("from ", "import ", "#"))}
 

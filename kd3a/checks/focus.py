@@ -220,7 +220,7 @@ def _with_twins(rng: np.random.Generator) -> Iterator[Case]:
 def _symmetric(rule: Student, Q: Table, K: int) -> None:
     """Sources that can take one another's place in every coalition have the same value."""
     values = _values(rule, Q, K)
-    require(np.ptp(values) < 1e-4, "all sources are alike here, and their values differ")
+    require(close(values, np.full(K, values.mean())), "all sources are alike here, and their values differ")
 
 
 def _two_games(rng: np.random.Generator) -> Iterator[Case]:
