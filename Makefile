@@ -31,7 +31,7 @@ test: .venv/installed ## run all tests, the browser's included
 	$(BIN)/python -m ruff format --check kd3a book course tests
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile
 
-testcourse: .venv/installed .venv-course/installed ## release the course, grade twelve planted submissions, compare
+testcourse: .venv/installed .venv-course/installed ## release the course, grade planted submissions, compare
 	$(BIN)/python -m pytest -q course/test_grading.py
 
 study: .venv/installed ## train what is missing of STUDY=name at SCALE=cpu, or of all studies with data (hours; stops and resumes)

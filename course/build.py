@@ -18,6 +18,7 @@ from pathlib import Path
 import pandas as pd
 from kd3a.checks import ASSIGNMENTS
 from kd3a.errors import UserError
+
 from sources import BUILD, COURSE, ROOT, leaks, played, prepared
 
 NBGRADER = ROOT / ".venv-course" / "bin" / "python"
@@ -31,6 +32,13 @@ def points() -> pd.DataFrame:
             rows += [(assignment.name, question.name, p.name, p.points, "machine") for p in question.properties]
         rows.append((assignment.name, "written", "rubric in the notebook", assignment.written, "person"))
     return pd.DataFrame(rows, columns=["assignment", "question", "property", "points", "graded by"])
+
+
+def overview() -> str:
+    """Hours and points of every assignment, as the rows of a Markdown table."""
+    rows = [f"| {a.title} | {a.hours} | {a.points} | {a.written} |" for a in ASSIGNMENTS.values()]
+    total = [sum(a.points for a in ASSIGNMENTS.values()), sum(a.written for a in ASSIGNMENTS.values())]
+    return "\n".join([*rows, f"| together | | {total[0]} | {total[1]} |"])
 
 
 def command(python: Path, *words: str) -> list[str]:
@@ -69,7 +77,9 @@ def build(book: str, python: Path, only: list[str] | None = None, into: Path = B
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Make the student release and the instructor edition.")
-    parser.add_argument("--book", default="../../../../book", help="where links into the book lead: a folder or an address")
+    parser.add_argument(
+        "--book", default="../../../../book", help="where links into the book lead: a folder or an address"
+    )
     parser.add_argument("--nbgrader", type=Path, default=NBGRADER, help="the interpreter that has nbgrader")
     arguments = parser.parse_args()
     try:

@@ -9,6 +9,7 @@ in a temporary course directory of its own, so whatever it does to its files, it
 from __future__ import annotations
 
 import argparse
+import contextlib
 import html
 import json
 import os
@@ -22,11 +23,12 @@ from pathlib import Path
 
 import nbformat
 import pandas as pd
-from build import NBGRADER, command, environment
 from kd3a import data
 from kd3a.checks import ASSIGNMENTS
 from kd3a.data import digits
 from kd3a.errors import UserError
+
+from build import NBGRADER, command, environment
 from sources import BUILD, ROOT, notebook_path
 
 LARGEST = 20_000_000  # bytes of a submitted notebook
@@ -152,6 +154,8 @@ def run(words: list[str], course: Path, python: Path, seconds: float) -> str:
             stop(process)
     if code == 0:
         return ""
+    if not (course / "gradebook.db").exists():
+        return "it deleted the files that it was graded with"
     text = (course / "log").read_text(errors="replace") if (course / "log").exists() else ""
     if "DeadKernelError" in text or "Kernel died" in text:
         return "it ended its own kernel"
@@ -160,14 +164,14 @@ def run(words: list[str], course: Path, python: Path, seconds: float) -> str:
 
 def stop(process: subprocess.Popen) -> None:
     """End the process and all of its session."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait()
 
 
-def grade_all(folder: Path, work: Path, out: Path, python: Path, seconds: int = 60, minutes: float = 10) -> pd.DataFrame:
+def grade_all(
+    folder: Path, work: Path, out: Path, python: Path, seconds: int = 60, minutes: float = 10
+) -> pd.DataFrame:
     """Grade every submission; returns what grades.csv holds."""
     if not (work / "gradebook.db").exists():
         raise UserError("There is no release to grade against: run `make course` first.")

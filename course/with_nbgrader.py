@@ -12,6 +12,8 @@ import json
 import sys
 from pathlib import Path
 
+from nbconvert.preprocessors import ClearMetadataPreprocessor
+from nbformat.v4 import new_output
 from nbgrader.api import Gradebook
 from nbgrader.apps import NbGraderAPI
 from nbgrader.preprocessors import (
@@ -24,8 +26,6 @@ from nbgrader.preprocessors import (
     SaveAutoGrades,
 )
 from nbgrader.utils import is_grade, is_solution
-from nbconvert.preprocessors import ClearMetadataPreprocessor
-from nbformat.v4 import new_output
 from traitlets.config import Config
 
 OUTPUT = 20_000  # characters of printed output that a cell keeps

@@ -118,11 +118,12 @@ def play(one_round: Round, seed: int = 0, on_round: Callable[[float], None] = la
     """
     houses = Houses(seed)
     shared = copied(contents(parcel(houses.method.net)))
-    for houses.stage in houses.stages:
+    for stage in houses.stages:
+        houses.stage = stage
         shared = one_round(houses, shared)
         wrong = [name for name, tensor in shared.items() if not torch.isfinite(tensor.float()).all()]
         if wrong:
-            raise UserError(f"After round {houses.stage.round + 1} the shared model's {wrong[0]} is not finite.")
+            raise UserError(f"After round {stage.round + 1} the shared model's {wrong[0]} is not finite.")
         on_round(houses.accuracy(shared))
     return houses.accuracy(shared)
 

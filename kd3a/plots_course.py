@@ -98,7 +98,9 @@ def merged_bells(merge: Callable) -> Figure:
     def bell(centre: float, spread: float) -> np.ndarray:
         return np.exp(-((x - centre) ** 2) / (2 * spread)) / np.sqrt(2 * np.pi * spread)
 
-    together = sum(a * bell(m, v) for a, m, v in zip(*(t.flatten().tolist() for t in (alpha, means, variances)), strict=True))
+    together = sum(
+        a * bell(m, v) for a, m, v in zip(*(t.flatten().tolist() for t in (alpha, means, variances)), strict=True)
+    )
     figure, ax = canvas(2.6)
     ax.fill_between(x, together, color=FAINT, label="features of both models")
     ax.plot(x, bell(mean, variance), color=BLUE, label="merged mean and variance")

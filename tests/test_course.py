@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import re
 import sys
 from collections import Counter
@@ -24,7 +25,7 @@ sys.path.insert(0, str(ROOT / "course"))
 
 import planted
 import sources
-from build import points
+from build import overview, points
 
 LIVE = "beats_source_only"  # plays eight rounds
 WRONG = planted.load()
@@ -152,9 +153,7 @@ def test_an_endless_function_is_stopped():
 
 def loops_forever():
     while True:
-        try:
-            pass
-        except Exception:
+        with contextlib.suppress(Exception):
             pass
 
 
@@ -180,8 +179,12 @@ def test_a_source_notebook_is_whole(assignment):
     nbformat.validate(notebook)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert not any(cell.outputs or cell.execution_count for cell in code)
-    graded = {sources.grade_id(c): c.metadata.nbgrader["points"] for c in notebook.cells if sources.grade_id(c)
-              if c.metadata.nbgrader["grade"]}
+    graded = {
+        sources.grade_id(c): c.metadata.nbgrader["points"]
+        for c in notebook.cells
+        if sources.grade_id(c)
+        if c.metadata.nbgrader["grade"]
+    }
     assert graded == {q.name: q.points for q in assignment.questions} | {"written": assignment.written}
     for question in assignment.questions:
         (cell,) = [c for c in code if sources.grade_id(c) == question.name]
@@ -203,6 +206,10 @@ def test_the_table_of_points_adds_up():
     assert table["points"].sum() == total and not table.duplicated(["question", "property", "assignment"]).any()
 
 
+def test_the_instructors_page_tells_the_points():
+    assert overview() in (ROOT / "book" / "course" / "instructor.md").read_text(), f"it should hold\n{overview()}"
+
+
 # --- nothing leaks ----------------------------------------------------------------------------------------------------
 
 
@@ -215,7 +222,12 @@ def test_every_assignment_has_secrets():
 def test_a_leak_is_found_however_it_is_dressed():
     line = 'totals = torch.einsum("nk,nkc->nc", heard.to(q.dtype), q)'
     assert line in sources.secrets("1-knowledge-vote")
-    for dressed in (line, line.replace(" ", "  "), line.replace('"', '\\"'), f"<span>{line.replace('>', '&gt;')}</span>"):
+    for dressed in (
+        line,
+        line.replace(" ", "  "),
+        line.replace('"', '\\"'),
+        f"<span>{line.replace('>', '&gt;')}</span>",
+    ):
         assert sources.leaks(f"before\n    {dressed}\nafter") == [line]
     assert not sources.leaks("totals = q.sum(1)")
 

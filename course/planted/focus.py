@@ -13,7 +13,7 @@ from planted import wrong
 def support_forgotten(q, gate, coalition):
     if not coalition:
         return 0.0
-    p, n = knowledge_vote(q[:, list(coalition)], gate)
+    p, _ = knowledge_vote(q[:, list(coalition)], gate)
     return p.amax(-1).sum().item()
 
 

@@ -1,7 +1,5 @@
 """Wrong answers of assignment 3."""
 
-import torch
-
 from planted import wrong
 
 

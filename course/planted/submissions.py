@@ -1,4 +1,4 @@
-"""Twelve planted submissions: right, empty, wrong in one place, and hostile, each with the points it must get."""
+"""Thirteen planted submissions: right, empty, wrong in one place, and hostile, each with the points it must get."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import nbformat
-import sources
 from kd3a.checks import ASSIGNMENTS, QUESTIONS
 from nbformat import NotebookNode
 
 import planted
+import sources
 
 VOTE = "1-knowledge-vote"
 FOCUS = "2-consensus-focus"
@@ -37,7 +37,6 @@ for place in (pathlib.Path.cwd(), pathlib.Path.cwd().parents[2]):
 DOES_NOT_PARSE = "def knowledge_vote(q, gate)\n    return q.mean(1)\n"
 ENDS_ITS_KERNEL = "import os\n\nos._exit(0)\n"
 SHOWS_NOTHING = "get_ipython().ast_node_interactivity = 'none'\n"
-
 
 
 def answers(assignment: str) -> dict[str, str]:
@@ -87,6 +86,6 @@ def plant(release: Path, folder: Path) -> dict[tuple[str, str], float]:
     submit("deletes", changed(lambda code: DELETES + code), 0)
     submit("does_not_parse", changed(lambda code: DOES_NOT_PARSE), loss)
     submit("not_a_notebook", '{"cells": [', 0)
-    submit("ends_its_kernel", changed(lambda code: code + ENDS_ITS_KERNEL), 0)
+    submit("ends_its_kernel", changed(lambda code: code + "\n" + ENDS_ITS_KERNEL), 0)
     submit("shows_nothing", changed(lambda code: LOOPS + SHOWS_NOTHING), 0)
     return expected

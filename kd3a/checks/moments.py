@@ -75,9 +75,7 @@ def _raw(distance: Student, mean: Tensor, step: float, variance: Tensor) -> None
 def _channels(distance: Student, variance_a: Tensor, variance_b: Tensor) -> None:
     """The distance of two layers is the sum over their channels."""
     zero = torch.zeros(1)
-    alone = sum(
-        number(distance(zero, a[None], zero, b[None])) for a, b in zip(variance_a, variance_b, strict=True)
-    )
+    alone = sum(number(distance(zero, a[None], zero, b[None])) for a, b in zip(variance_a, variance_b, strict=True))
     zeros = torch.zeros_like(variance_a)
     require(close(number(distance(zeros, variance_a, zeros, variance_b)), alone), "the means are 0 here")
 

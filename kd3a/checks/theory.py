@@ -55,7 +55,10 @@ def _errors(risk: Student, inputs: int) -> None:
 def _noisy(rng: np.random.Generator) -> Iterator[Case]:
     for inputs in (1, 2, 4):
         labels = rng.integers(2, size=inputs)
-        yield {"H": _guess(inputs, rng), "D": bounds.domain(np.ones(inputs), labels, wrong=float(rng.uniform(0.2, 0.4)))}
+        yield {
+            "H": _guess(inputs, rng),
+            "D": bounds.domain(np.ones(inputs), labels, wrong=float(rng.uniform(0.2, 0.4))),
+        }
 
 
 @RISK.property("labels may be noisy", 1, _noisy)
