@@ -92,7 +92,7 @@ ASSIGNMENTS = {
         Assignment(
             "6-attack-and-defend",
             "Attack and defend",
-            "tutorial/4-consensus-focus",
+            "tutorial/7-communication-and-privacy",
             "2–3",
             (privacy.READ_LABEL, privacy.READ_INPUT, privacy.CLIP, privacy.TRIMMED_MEAN),
             5,
