@@ -44,7 +44,7 @@ quick: .venv/installed ## run every notebook at quick scale, trained from scratc
 bench: .venv/installed ## measure what is claimed to be fast, each ratio in one run
 	@$(BIN)/python tests/bench.py
 
-course: .venv/installed .venv-course/installed ## make the student release, the instructor edition and the points, in _build/course
+course: .venv/installed .venv-course/installed ## write the student release, the instructor edition and the points into _build/course
 	@$(BIN)/python course/build.py --nbgrader $(GRADER) $(if $(BOOK),--book $(BOOK))
 
 grade: .venv/installed .venv-course/installed ## grade SUBMISSIONS=folder (student/assignment/notebook.ipynb) into _build/course/graded

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shutil
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ def grade_id(cell: NotebookNode) -> str:
     return cell.metadata.get("nbgrader", {}).get("grade_id", "")
 
 
+@cache
 def secrets(assignment: str) -> set[str]:
     """The lines of an assignment's solutions, hidden tests and keys to written questions, without indentation."""
     cells = read(assignment).cells
@@ -38,6 +41,18 @@ def secrets(assignment: str) -> set[str]:
     regions += [cell.source for cell in cells if grade_id(cell) == "written"]  # the key
     lines = {line.strip() for body in regions for line in body.splitlines()}
     return {line for line in lines if len(line) >= LEAST and not line.startswith(("from ", "import ", "#"))}
+
+
+@cache
+def marks() -> frozenset[str]:
+    """Names that only solutions give to things: a search index, which keeps words and no lines, must not know them."""
+    found = set()
+    for assignment in ASSIGNMENTS:
+        for cell in read(assignment).cells:
+            if grade_id(cell).startswith("answer-"):
+                nodes = [n for n in ast.walk(ast.parse(cell.source)) if isinstance(n, ast.Name)]
+                found |= {n.id for n in nodes if isinstance(n.ctx, ast.Store) and "_" in n.id and len(n.id) > 7}
+    return frozenset(found)
 
 
 def leaks(text: str) -> list[str]:

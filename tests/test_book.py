@@ -115,6 +115,19 @@ def site() -> Path:
     return index.parent
 
 
+def test_no_solution_of_the_course_is_in_the_built_pages(site):
+    """Nor in the sources that ship with them, nor in the search index."""
+    sys.path.insert(0, str(ROOT / "course"))
+    import sources
+
+    files = [p for p in site.rglob("*") if p.suffix in (".html", ".md", ".ipynb", ".txt") or p.name == "searchindex.js"]
+    assert len(files) > 20
+    for path in files:
+        assert not sources.leaks(path.read_text()), path
+    index = (site / "searchindex.js").read_text()
+    assert len(sources.marks()) > 3 and not [name for name in sources.marks() if name in index]
+
+
 @pytest.fixture(scope="module")
 def address(site):
     """The book, served on this machine."""

@@ -15,7 +15,7 @@ FAILS  never longer than the limit (1 point)
 
 A check tries each property of a function on growing cases and shows the first that fails: the inputs, what the function
 returned, and what should be true of it. Points and properties stand in the modules of this package and nowhere else;
-the assignments, the grader and the table of points read them through :data:`ASSIGNMENTS`.
+the assignments, the grader and the table of points read them through ``ASSIGNMENTS``.
 """
 
 from __future__ import annotations
