@@ -45,7 +45,7 @@ bench: .venv/installed ## measure what is claimed to be fast, each ratio in one 
 	@$(BIN)/python tests/bench.py
 
 course: .venv/installed .venv-course/installed ## write the student release, the instructor edition and the points into _build/course
-	@$(BIN)/python course/build.py --nbgrader $(GRADER) $(if $(BOOK),--book $(BOOK))
+	@$(BIN)/python course/release.py --nbgrader $(GRADER) $(if $(BOOK),--book $(BOOK))
 
 grade: .venv/installed .venv-course/installed ## grade SUBMISSIONS=folder (student/assignment/notebook.ipynb) into _build/course/graded
 	@$(BIN)/python course/grade.py --nbgrader $(GRADER) $(or $(SUBMISSIONS),submitted)

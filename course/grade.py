@@ -28,7 +28,7 @@ from kd3a.checks import ASSIGNMENTS
 from kd3a.data import digits
 from kd3a.errors import UserError
 
-from build import NBGRADER, command, environment
+from release import NBGRADER, command, environment
 from sources import BUILD, ROOT, notebook_path
 
 LARGEST = 20_000_000  # bytes of a submitted notebook

@@ -18,13 +18,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from kd3a.checks import ASSIGNMENTS, QUESTIONS
 
-import build
 import grade
 import planted
+import release
 import sources
 from planted.submissions import FOCUS, VOTE, plant
 
-PYTHON = Path(os.environ.get("KD3A_NBGRADER") or build.NBGRADER)
+PYTHON = Path(os.environ.get("KD3A_NBGRADER") or release.NBGRADER)
 MINUTES = 5
 
 
@@ -32,7 +32,7 @@ MINUTES = 5
 def course(tmp_path_factory) -> Path:
     """A fresh release of the two assignments that are graded here."""
     folder = tmp_path_factory.mktemp("course")
-    build.build("https://example.org/book", PYTHON, only=[VOTE, FOCUS], into=folder)
+    release.make("https://example.org/book", PYTHON, only=[VOTE, FOCUS], into=folder)
     return folder
 
 

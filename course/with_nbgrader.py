@@ -1,4 +1,4 @@
-"""The part that needs nbgrader, run by the interpreter that has it; build.py and grade.py call it.
+"""The part that needs nbgrader, run by the interpreter that has it; release.py and grade.py call it.
 
     python with_nbgrader.py release COURSE_DIR ASSIGNMENT...
     python with_nbgrader.py grade COURSE_DIR ASSIGNMENT STUDENT SECONDS

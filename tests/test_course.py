@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT / "course"))
 
 import planted
 import sources
-from build import overview, points
+from release import overview, points
 
 LIVE = "beats_source_only"  # plays eight rounds
 WRONG = planted.load()

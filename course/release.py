@@ -1,6 +1,6 @@
 """Make the course: the student release, the instructor edition and the table of points, in ``_build/course``.
 
-    python course/build.py [--book FOLDER_OR_ADDRESS] [--nbgrader PYTHON]
+    python course/release.py [--book FOLDER_OR_ADDRESS] [--nbgrader PYTHON]
 
 ``release/`` holds notebooks without solutions and hidden tests, ``instructor/`` the same with both, ``points.csv`` what
 every property is worth. ``work/`` is nbgrader's course directory, which grading starts from.
@@ -53,7 +53,7 @@ def environment(python: Path) -> dict[str, str]:
     return os.environ | {"PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}"}
 
 
-def build(book: str, python: Path, only: list[str] | None = None, into: Path = BUILD) -> None:
+def make(book: str, python: Path, only: list[str] | None = None, into: Path = BUILD) -> None:
     """Make everything; nothing of a solution is in the release when this returns."""
     names = only or list(ASSIGNMENTS)
     shutil.rmtree(into, ignore_errors=True)
@@ -83,7 +83,7 @@ def main() -> int:
     parser.add_argument("--nbgrader", type=Path, default=NBGRADER, help="the interpreter that has nbgrader")
     arguments = parser.parse_args()
     try:
-        build(arguments.book, arguments.nbgrader)
+        make(arguments.book, arguments.nbgrader)
     except UserError as error:
         print(error, file=sys.stderr)
         return 2
