@@ -1,6 +1,6 @@
 """Grade a folder of submissions: ``grades.csv``, ``details.csv`` and feedback in HTML, in ``_build/course/graded``.
 
-    python course/grade.py SUBMISSIONS [--seconds 60] [--minutes 10] [--nbgrader PYTHON]
+    python course/grade.py SUBMISSIONS [--seconds 60] [--minutes 10] [--jobs N] [--nbgrader PYTHON]
 
 Submissions lie as nbgrader has them, ``SUBMISSIONS/student/assignment/notebook.ipynb``. Each is graded in a process and
 in a temporary course directory of its own, so whatever it does to its files, its kernel or its time, it does to itself.
@@ -18,6 +18,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -169,24 +170,33 @@ def stop(process: subprocess.Popen) -> None:
     process.wait()
 
 
+def cores() -> int:
+    """How many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def grade_all(
-    folder: Path, work: Path, out: Path, python: Path, seconds: int = 60, minutes: float = 10
+    folder: Path, work: Path, out: Path, python: Path, seconds: int = 60, minutes: float = 10, jobs: int = 0
 ) -> pd.DataFrame:
-    """Grade every submission; returns what grades.csv holds."""
+    """Grade every submission, as many at a time as there are processors; returns what grades.csv holds."""
     if not (work / "gradebook.db").exists():
         raise UserError("There is no release to grade against: run `make course` first.")
     found = submissions(folder)
     data.load("digits", target="mnist_m")  # built once, before anybody's time runs
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
-    results = []
-    for student, assignment in found:
-        submitted = folder / student / assignment
-        results.append(grade_one(submitted, student, assignment, work, out, python, seconds, minutes))
-        row = results[-1].row()
-        print(f"{student} {assignment}: {row['points']:g} of {row['of']} {row['note']}", flush=True)
-        grades = pd.DataFrame([r.row() for r in results])
-        grades.to_csv(out / "grades.csv", index=False)  # after each, so that nothing is lost
+
+    def one(who: tuple[str, str]) -> Result:
+        return grade_one(folder / who[0] / who[1], *who, work, out, python, seconds, minutes)
+
+    results: list[Result] = []
+    with ThreadPoolExecutor(jobs or cores()) as pool:
+        for result in pool.map(one, found):
+            results.append(result)
+            row = result.row()
+            print(f"{result.student} {result.assignment}: {row['points']:g} of {row['of']} {result.note}", flush=True)
+            grades = pd.DataFrame([r.row() for r in results])
+            grades.to_csv(out / "grades.csv", index=False)  # after each, so that nothing is lost
     pd.DataFrame([d for r in results for d in r.details()]).to_csv(out / "details.csv", index=False)
     return grades
 
@@ -196,10 +206,11 @@ def main() -> int:
     parser.add_argument("submissions", type=Path)
     parser.add_argument("--seconds", type=int, default=60, help="that a cell may take")
     parser.add_argument("--minutes", type=float, default=10, help="that a submission may take")
+    parser.add_argument("--jobs", type=int, default=0, help="submissions at a time; as many as processors by default")
     parser.add_argument("--nbgrader", type=Path, default=NBGRADER, help="the interpreter that has nbgrader")
     a = parser.parse_args()
     try:
-        grade_all(a.submissions, BUILD / "work", BUILD / "graded", a.nbgrader, a.seconds, a.minutes)
+        grade_all(a.submissions, BUILD / "work", BUILD / "graded", a.nbgrader, a.seconds, a.minutes, a.jobs)
     except UserError as error:
         print(error, file=sys.stderr)
         return 2
