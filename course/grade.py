@@ -14,7 +14,6 @@ import html
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -24,6 +23,7 @@ from pathlib import Path
 
 import nbformat
 import pandas as pd
+import psutil
 from kd3a import data
 from kd3a.checks import ASSIGNMENTS
 from kd3a.data import digits
@@ -140,13 +140,11 @@ def furnish(course: Path, notebook: Path, student: str, assignment: str, work: P
 
 
 def run(words: list[str], course: Path, python: Path, seconds: float) -> str:
-    """Call nbgrader; returns what went wrong, if anything did. Nothing that it started outlives it."""
+    """Call nbgrader; returns what went wrong, if anything did."""
     told = {"HOME": str(course), "KD3A_CACHE": str(course / "cache"), "JUPYTER_PATH": str(course / "jupyter")}
     told |= {"PYTHONPATH": str(ROOT), "JUPYTER_PLATFORM_DIRS": "1", "KD3A_PROGRESS": "0", "OMP_NUM_THREADS": "1"}
     with open(course / "log", "w") as log:
-        process = subprocess.Popen(
-            words, stdout=log, stderr=log, cwd=course, env=environment(python) | told, start_new_session=True
-        )
+        process = subprocess.Popen(words, stdout=log, stderr=log, cwd=course, env=environment(python) | told)
         try:
             code = process.wait(timeout=seconds)
         except subprocess.TimeoutExpired:
@@ -164,9 +162,12 @@ def run(words: list[str], course: Path, python: Path, seconds: float) -> str:
 
 
 def stop(process: subprocess.Popen) -> None:
-    """End the process and all of its session."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+    """End the process and what it started; a kernel has a session of its own and would live on."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+    process.kill()
     process.wait()
 
 

@@ -5,12 +5,15 @@ It needs nbgrader in ``.venv-course`` (or in the interpreter that ``KD3A_NBGRADE
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
 from pathlib import Path
 
+import nbformat
 import pandas as pd
+import psutil
 import pytest
 
 os.environ |= {"OMP_NUM_THREADS": "1", "KD3A_PROGRESS": "0"}
@@ -22,7 +25,7 @@ import grade
 import planted
 import release
 import sources
-from planted.submissions import FOCUS, VOTE, plant
+from planted.submissions import FOCUS, IGNORES_INTERRUPTS, VOTE, filled, plant
 
 PYTHON = Path(os.environ.get("KD3A_NBGRADER") or release.NBGRADER)
 MINUTES = 5
@@ -103,6 +106,20 @@ def test_the_release_holds_no_solution_and_no_hidden_test(course):
         assert sources.leaks(sources.notebook_path(name, course / "instructor").read_text())
         assert (course / "release" / name / "picture.svg").stat().st_size > 1000
     assert (course / "points.csv").exists()
+
+
+def test_one_that_ignores_interrupts_is_stopped(course, tmp_path):
+    notebook = filled(course / "release", VOTE, {"answer-knowledge_vote": IGNORES_INTERRUPTS})
+    path = sources.notebook_path(VOTE, tmp_path / "stubborn")
+    path.parent.mkdir(parents=True)
+    path.write_text(nbformat.writes(notebook))
+    result = grade.grade_one(path.parent, "stubborn", VOTE, course / "work", tmp_path, PYTHON, seconds=5, minutes=0.75)
+    assert result.points == {} and "stopped after 45 s" in result.note
+    homes = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            homes.append(process.environ().get("HOME", ""))
+    assert homes and not [home for home in homes if "kd3a-grade-" in home], "a kernel lives on"
 
 
 @pytest.mark.parametrize("name", ["first_source_alone", "statistics_summed"])

@@ -34,6 +34,14 @@ import pathlib, shutil
 for place in (pathlib.Path.cwd(), pathlib.Path.cwd().parents[2]):
     shutil.rmtree(place, ignore_errors=True)
 """
+IGNORES_INTERRUPTS = """
+while True:
+    try:
+        while True:
+            pass
+    except BaseException:
+        pass
+"""
 DOES_NOT_PARSE = "def knowledge_vote(q, gate)\n    return q.mean(1)\n"
 ENDS_ITS_KERNEL = "import os\n\nos._exit(0)\n"
 SHOWS_NOTHING = "get_ipython().ast_node_interactivity = 'none'\n"
