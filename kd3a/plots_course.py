@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from functools import wraps
 
 import numpy as np
 import pandas as pd
@@ -35,10 +36,10 @@ class Shown:
 def shown(draw: Callable[..., Figure]) -> Callable[..., Shown]:
     """The drawing function, with a result that a notebook shows."""
 
+    @wraps(draw)
     def inside(*args, **kwargs) -> Shown:
         return Shown(draw(*args, **kwargs))
 
-    inside.__doc__ = draw.__doc__
     return inside
 
 

@@ -16,7 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kd3a import checks
+from kd3a import checks, houses, plots_course
 from kd3a.checks import ASSIGNMENTS, QUESTIONS, check, grade
 from kd3a.checks.core import LENGTH, Property, Question, TooSlow, require, show, time_limit
 from kd3a.errors import UserError
@@ -209,6 +209,27 @@ def test_a_source_notebook_is_whole(assignment):
     assert (ROOT / "book" / assignment.chapter).with_suffix(".ipynb").exists() or (
         ROOT / "book" / assignment.chapter
     ).with_suffix(".md").exists()
+
+
+@pytest.mark.parametrize("name", [name for name in ASSIGNMENTS if name != "4-the-round"])
+def test_a_right_solution_draws_its_picture(name, digits_file):
+    assert "</svg>" in sources.played(name)["picture"]._repr_svg_()
+
+
+def test_a_picture_tells_right_from_wrong(reference):
+    right, wrong = (
+        plots_course.vote_map(f)._repr_svg_()
+        for f in (reference["knowledge_vote"], next(w.function for w in WRONG if w.name == "dissenters_stay"))
+    )
+    assert right != wrong
+
+
+def test_the_houses_play_and_refuse(digits_file):
+    assert "</svg>" in plots_course.round_curve(lambda houses, shared: shared)._repr_svg_()
+    with pytest.raises(UserError, match="ask needs the 4 models"):
+        houses.Houses().ask([])
+    with pytest.raises(UserError, match="After round 1 the shared model's"):
+        houses.play(lambda _, shared: {name: t * float("nan") for name, t in shared.items()})
 
 
 def test_the_table_of_points_adds_up():
