@@ -9,6 +9,7 @@ in a temporary course directory of its own, so whatever it does to its files, it
 from __future__ import annotations
 
 import argparse
+import ast
 import contextlib
 import html
 import json
@@ -28,9 +29,10 @@ from kd3a import data
 from kd3a.checks import ASSIGNMENTS
 from kd3a.data import digits
 from kd3a.errors import UserError
+from nbformat import NotebookNode
 
 from release import NBGRADER, command, environment
-from sources import BUILD, ROOT, notebook_path
+from sources import BUILD, ROOT, grade_id, notebook_path
 
 LARGEST = 20_000_000  # bytes of a submitted notebook
 KERNEL = {
@@ -47,6 +49,7 @@ class Result:
     student: str
     assignment: str
     points: dict[str, float] = field(default_factory=dict)
+    imports: str = ""  # what its answers take from kd3a
     note: str = ""
 
     def row(self) -> dict[str, object]:
@@ -59,6 +62,7 @@ class Result:
             "of": assignment.points,
             "written": "",
             "of written": assignment.written,
+            "imports": self.imports,
             "note": self.note,
         }
 
@@ -79,6 +83,20 @@ def submissions(folder: Path) -> list[tuple[str, str]]:
     if not found:
         raise UserError(f"{folder} holds no submission: they lie in student/assignment/notebook.ipynb.")
     return found
+
+
+def imported(notebook: NotebookNode) -> list[str]:
+    """The modules of kd3a that the answers of a submission import: the package holds much of what is asked for."""
+    found = set()
+    for cell in notebook.cells:
+        if grade_id(cell).startswith("answer-"):
+            with contextlib.suppress(SyntaxError):
+                for node in ast.walk(ast.parse(cell.source)):
+                    if isinstance(node, ast.ImportFrom):
+                        found |= {f"{node.module}.{alias.name}" for alias in node.names}
+                    elif isinstance(node, ast.Import):
+                        found |= {alias.name for alias in node.names}
+    return sorted(name for name in found if name.split(".")[0] == "kd3a")
 
 
 def unreadable(path: Path) -> str:
@@ -104,6 +122,7 @@ def grade_one(
     notebook = notebook_path(assignment, submitted.parent)
     result.note = unreadable(notebook)
     if not result.note:
+        result.imports = " ".join(imported(nbformat.read(notebook, as_version=4)))
         with tempfile.TemporaryDirectory(prefix="kd3a-grade-", ignore_cleanup_errors=True) as name:
             course = Path(name)
             furnish(course, notebook, student, assignment, work)

@@ -45,12 +45,12 @@ def command(python: Path, *words: str) -> list[str]:
     """What calls with_nbgrader.py."""
     if not python.exists():
         raise UserError(f"nbgrader's interpreter {python} does not exist: run `make course`, which installs it.")
-    return [str(python), str(COURSE / "with_nbgrader.py"), *words]
+    return [str(python.absolute()), str(COURSE / "with_nbgrader.py"), *words]
 
 
 def environment(python: Path) -> dict[str, str]:
     """nbgrader calls programs that are installed beside it."""
-    return os.environ | {"PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}"}
+    return os.environ | {"PATH": f"{python.absolute().parent}{os.pathsep}{os.environ['PATH']}"}
 
 
 def make(book: str, python: Path, only: list[str] | None = None, into: Path = BUILD) -> None:

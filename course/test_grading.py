@@ -59,6 +59,8 @@ def test_grades_are_as_expected(graded):
     table = pd.read_csv(out / "grades.csv").set_index(["student", "assignment"])
     assert len(expected) >= 12
     assert table["points"].to_dict() == expected
+    assert table.loc["normalised", "imports"].item() == "kd3a.consensus.knowledge_vote"
+    assert table["imports"].notna().sum() == 1
     assert table["of"].to_dict() == {key: ASSIGNMENTS[key[1]].points for key in expected}
 
 

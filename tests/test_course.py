@@ -26,6 +26,7 @@ sys.path.insert(0, str(ROOT / "course"))
 
 import planted
 import sources
+from grade import imported, submissions, unreadable
 from release import overview, points
 
 LIVE = "beats_source_only"  # plays eight rounds
@@ -240,6 +241,37 @@ def test_the_table_of_points_adds_up():
 
 def test_the_instructors_page_tells_the_points():
     assert overview() in (ROOT / "book" / "course" / "instructor.md").read_text(), f"it should hold\n{overview()}"
+
+
+def test_what_an_answer_imports_is_told():
+    notebook = sources.read("1-knowledge-vote")
+    assert imported(notebook) == []
+    answer = next(cell for cell in notebook.cells if sources.grade_id(cell) == "answer-vote_loss")
+    answer.source = "import math, kd3a.losses\n\ndef f():\n    from kd3a.consensus import knowledge_vote as v"
+    assert imported(notebook) == ["kd3a.consensus.knowledge_vote", "kd3a.losses"]
+    answer.source = "def f("
+    assert imported(notebook) == []
+
+
+def test_submissions_are_found_or_refused(tmp_path):
+    with pytest.raises(UserError, match="There is no folder"):
+        submissions(tmp_path / "none")
+    with pytest.raises(UserError, match="holds no submission"):
+        submissions(tmp_path)
+    (tmp_path / "ada" / "1-knowledge-vote").mkdir(parents=True)
+    assert submissions(tmp_path) == [("ada", "1-knowledge-vote")]
+    (tmp_path / "ada" / "9-nothing").mkdir()
+    with pytest.raises(UserError, match="Unknown assignment '9-nothing'"):
+        submissions(tmp_path)
+
+
+def test_what_cannot_be_read_is_told(tmp_path):
+    path = tmp_path / "x.ipynb"
+    assert unreadable(path) == "x.ipynb is missing"
+    path.write_text("{")
+    assert "is not a notebook" in unreadable(path)
+    path.write_text(sources.notebook_path("5-bounds").read_text())
+    assert unreadable(path) == ""
 
 
 # --- nothing leaks ----------------------------------------------------------------------------------------------------
