@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -195,6 +196,12 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def put_aside(out: Path) -> None:
+    """Keep earlier grades, in which somebody may have written: the folder gets the time of its last change as a name."""
+    if out.exists():
+        out.rename(out.with_name(f"{out.name}-{time.strftime('%Y%m%d-%H%M%S', time.localtime(out.stat().st_mtime))}"))
+
+
 def grade_all(
     folder: Path, work: Path, out: Path, python: Path, seconds: int = 60, minutes: float = 10, jobs: int = 0
 ) -> pd.DataFrame:
@@ -203,7 +210,7 @@ def grade_all(
         raise UserError("There is no release to grade against: run `make course` first.")
     found = submissions(folder)
     data.load("digits", target="mnist_m")  # built once, before anybody's time runs
-    shutil.rmtree(out, ignore_errors=True)
+    put_aside(out)
     out.mkdir(parents=True)
 
     def one(who: tuple[str, str]) -> Result:

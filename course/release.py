@@ -56,7 +56,8 @@ def environment(python: Path) -> dict[str, str]:
 def make(book: str, python: Path, only: list[str] | None = None, into: Path = BUILD) -> None:
     """Make everything; nothing of a solution is in the release when this returns."""
     names = only or list(ASSIGNMENTS)
-    shutil.rmtree(into, ignore_errors=True)
+    for folder in ("work", "release", "instructor"):  # and nothing else: grades are kept
+        shutil.rmtree(into / folder, ignore_errors=True)
     work = into / "work"
     for name in names:
         prepared(name, work / "source", book)

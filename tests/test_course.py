@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT / "course"))
 
 import planted
 import sources
-from grade import imported, submissions, unreadable
+from grade import imported, put_aside, submissions, unreadable
 from release import overview, points
 
 LIVE = "beats_source_only"  # plays eight rounds
@@ -263,6 +263,15 @@ def test_submissions_are_found_or_refused(tmp_path):
     (tmp_path / "ada" / "9-nothing").mkdir()
     with pytest.raises(UserError, match="Unknown assignment '9-nothing'"):
         submissions(tmp_path)
+
+
+def test_earlier_grades_are_put_aside(tmp_path):
+    put_aside(tmp_path / "graded")
+    (tmp_path / "graded").mkdir()
+    (tmp_path / "graded" / "grades.csv").write_text("mine")
+    put_aside(tmp_path / "graded")
+    (kept,) = tmp_path.iterdir()
+    assert kept.name.startswith("graded-") and (kept / "grades.csv").read_text() == "mine"
 
 
 def test_what_cannot_be_read_is_told(tmp_path):
