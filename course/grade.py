@@ -197,7 +197,7 @@ def cores() -> int:
 
 
 def put_aside(out: Path) -> None:
-    """Keep earlier grades, in which somebody may have written: the folder gets the time of its last change as a name."""
+    """Keep earlier grades, in which somebody may have written, under the time of their last change."""
     if out.exists():
         out.rename(out.with_name(f"{out.name}-{time.strftime('%Y%m%d-%H%M%S', time.localtime(out.stat().st_mtime))}"))
 
