@@ -178,6 +178,8 @@ def run(words: list[str], course: Path, python: Path, seconds: float) -> str:
     text = (course / "log").read_text(errors="replace") if (course / "log").exists() else ""
     if "DeadKernelError" in text or "Kernel died" in text:
         return "it ended its own kernel"
+    if "Timeout waiting for IOPub output" in text:
+        return "a cell ran on although it was interrupted"
     return "nbgrader could not grade it: " + next((x for x in reversed(text.splitlines()) if x.strip()), "")[:200]
 
 

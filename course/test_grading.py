@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import resource
 import sys
 from pathlib import Path
@@ -120,8 +121,8 @@ def test_one_that_ignores_interrupts_is_stopped(course, tmp_path):
     path = sources.notebook_path(VOTE, tmp_path / "stubborn")
     path.parent.mkdir(parents=True)
     path.write_text(nbformat.writes(notebook))
-    result = grade.grade_one(path.parent, "stubborn", VOTE, course / "work", tmp_path, PYTHON, seconds=5, minutes=0.75)
-    assert result.points == {} and "stopped after 45 s" in result.note
+    result = grade.grade_one(path.parent, "stubborn", VOTE, course / "work", tmp_path, PYTHON, seconds=20, minutes=2)
+    assert result.points == {} and re.search("ran on although|stopped after", result.note)
     homes = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):

@@ -69,6 +69,7 @@ def api(folder: Path, seconds: int = 60) -> NbGraderAPI:
     config.CourseDirectory.course_id = "kd3a"
     config.Exchange.course_id = "kd3a"
     config.CarefulExecute.timeout = seconds
+    config.CarefulExecute.iopub_timeout = seconds  # four by default, which a busy machine needs for an honest cell
     config.ClearSolutions.code_stub = {"python": "raise NotImplementedError()"}
     config.Autograde.autograde_preprocessors = [
         CarefulExecute,
