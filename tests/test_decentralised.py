@@ -486,7 +486,7 @@ def test_who_is_dropped_does_not_vote(tiny_task):
     method = make("kd3a", tiny_task, weighting="drop:beige")
     tiny.train(method, last=1)
     assert len(method.voters) == 2 and method.teachers[1] not in method.voters
-    assert method.consult().shape == (48, 2, 3)
+    assert method.consult(torch.arange(48)).shape == (48, 2, 3)
 
 
 @pytest.mark.parametrize("rule", ["sizes", "drop:", "drop"])
