@@ -28,7 +28,10 @@ PARAMS = {
     "training": {"model": "small", "epochs": 1, "epoch_samples": 16, "batch_size": 8},
     "methods": [{"method": "oracle", "label": "Upper"}, {"method": "fedavg"}],
 }
-FIELDS = "key study scale dataset data_sha256 method target seed config epochs target_accuracy criterion seconds peak_mb provenance"
+FIELDS = (
+    "key study scale dataset data_sha256 method target seed config epochs target_accuracy criterion seconds peak_mb "
+    "provenance"
+)
 
 
 @pytest.fixture
