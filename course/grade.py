@@ -14,6 +14,7 @@ import contextlib
 import html
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -21,6 +22,7 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from importlib.metadata import files
 from pathlib import Path
 
 import nbformat
@@ -35,6 +37,7 @@ from nbformat import NotebookNode
 from release import NBGRADER, command, environment
 from sources import BUILD, ROOT, grade_id, notebook_path
 
+MATHJAX = "tex-svg.js"
 LARGEST = 20_000_000  # bytes of a submitted notebook
 KERNEL = {
     "argv": [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
@@ -135,12 +138,23 @@ def grade_one(
                 read = json.loads(scores.read_text())
                 result.points = {name: read[name]["points"] or 0.0 for name in read if name in known}
             for page in (course / "feedback" / student / assignment).glob("*.html"):
-                shutil.copy(page, feedback)
+                (feedback / page.name).write_text(offline(page.read_text()))
             shutil.copy(work / "source" / assignment / "picture.svg", feedback)
     if result.note:
         told = html.escape(result.note)
         (feedback / "note.html").write_text(f"<!doctype html><title>{assignment}</title><p>Not graded: {told}.</p>\n")
     return result
+
+
+def offline(page: str) -> str:
+    """A page of feedback with the MathJax that lies beside it instead of one on the network.
+
+    >>> offline('<script src="https://cdn.example/mathjax/latest.js?config=x"></script>').count("https://")
+    0
+    """
+    tag = r'<script[^>]*src="https?://[^"]*mathjax[^"]*"[^>]*>\s*</script>'
+    settings = "<script>window.MathJax = {tex: {inlineMath: [['$', '$']]}}</script>"
+    return re.sub(tag, lambda _: f'{settings}<script src="../../{MATHJAX}" defer></script>', page)
 
 
 def furnish(course: Path, notebook: Path, student: str, assignment: str, work: Path) -> None:
@@ -213,7 +227,9 @@ def grade_all(
     found = submissions(folder)
     data.load("digits", target="mnist_m")  # built once, before anybody's time runs
     put_aside(out)
-    out.mkdir(parents=True)
+    (out / "feedback").mkdir(parents=True)
+    script = next(f for f in files("sphinx-mathjax-offline") if f.name == MATHJAX)
+    shutil.copy(script.locate(), out / "feedback" / MATHJAX)
 
     def one(who: tuple[str, str]) -> Result:
         return grade_one(folder / who[0] / who[1], *who, work, out, python, seconds, minutes)

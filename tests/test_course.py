@@ -24,6 +24,7 @@ from kd3a.records import ROOT
 
 sys.path.insert(0, str(ROOT / "course"))
 
+import grade as grading
 import planted
 import sources
 from grade import imported, put_aside, submissions, unreadable
@@ -160,7 +161,7 @@ def loops_forever():
 
 
 def test_the_examples_of_the_docstrings_are_true():
-    for module in (checks, sources):
+    for module in (checks, grading, sources):
         failed, tried = doctest.testmod(module)
         assert tried and not failed
 
