@@ -15,6 +15,7 @@ import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 from importlib.metadata import files
+from itertools import repeat
 from pathlib import Path
 
 import nbformat
@@ -99,8 +100,9 @@ def build(scale: str, train: bool, no_html: bool) -> int:
     shutil.copytree(BOOK, WORK / "book", ignore=shutil.ignore_patterns("*.py", "*.toml", "__pycache__", ".*"))
     notebooks = [page for page in pages() if page.suffix == ".ipynb"]
     with ProcessPoolExecutor(max_workers=min(2, os.cpu_count() or 1)) as pool:
-        for done in [pool.submit(execute, page, scale, train) for page in notebooks]:
-            done.result()  # a cell that fails ends the build
+        list(
+            pool.map(execute, notebooks, repeat(scale), repeat(train))
+        )  # after a cell that fails, no other page begins
     if scale == "cpu":  # what the book publishes
         shutil.copytree(FIGURES, ROOT / "figures", dirs_exist_ok=True)
     if no_html:
