@@ -129,6 +129,7 @@ def dlg(
     seed: int = 0,
     tolerance: float = 1e-6,
     on_step: Callable[[Tensor], None] | None = None,
+    labels: Tensor | None = None,
 ) -> Recovery:
     r"""Deep leakage from gradients: inputs and soft labels whose gradient is the observed one.
 
@@ -140,29 +141,25 @@ def dlg(
         steps: of L-BFGS, each about 20 evaluations; it ends early when the objective is below ``tolerance``.
         seed: of the random start.
         on_step: is given the inputs before every step, to watch them take shape.
+        labels: the classes (B,), where they are known; only the inputs are then looked for.
     """
     x, y = _start(shape, observed["head.bias"], seed)
     judged = objective(net, observed)
+    if labels is not None:
+        trace = _lbfgs(lambda: judged(x, labels), [x], steps, tolerance, on_step)
+        return Recovery(x.detach(), labels, trace)
     trace = _lbfgs(lambda: judged(x, y.softmax(-1)), [x, y], steps, tolerance, on_step)
     return Recovery(x.detach(), y.detach().argmax(-1), trace)
 
 
-def idlg(
-    net: nn.Module,
-    observed: Gradient,
-    shape: tuple[int, ...],
-    steps: int = 100,
-    seed: int = 0,
-    tolerance: float = 1e-6,
-    on_step: Callable[[Tensor], None] | None = None,
-) -> Recovery:
-    """Improved DLG for one input: its label is read off the last layer (:func:`label_of`), the input is looked for."""
+def idlg(net: nn.Module, observed: Gradient, shape: tuple[int, ...], **options) -> Recovery:
+    """Improved DLG for one input: its label is read off the last layer (:func:`label_of`), the input is looked for.
+
+    ``options`` are those of :func:`dlg`.
+    """
     if shape[0] != 1:
         raise UserError(f"iDLG reads the label of one input, not of {shape[0]}; use dlg.")
-    x, _ = _start(shape, observed["head.bias"], seed)
-    labels, judged = label_of(observed).view(1), objective(net, observed)
-    trace = _lbfgs(lambda: judged(x, labels), [x], steps, tolerance, on_step)
-    return Recovery(x.detach(), labels, trace)
+    return dlg(net, observed, shape, labels=label_of(observed).view(1), **options)
 
 
 def label_of(observed: Gradient) -> Tensor:

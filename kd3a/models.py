@@ -78,8 +78,8 @@ def cnn_sigmoid(shape: tuple[int, ...], classes: int) -> Net:
 class SparseLinear(nn.Module):
     """``nn.Linear`` for inputs that are mostly zeros, such as bags of words.
 
-    On a CPU only the weights of words that occur are read, which trains the Amazon network nearly twice as fast; a GPU
-    multiplies faster than it could look for zeros.
+    On a CPU only the weights of words that occur are read, which trains the Amazon network more than twice as fast; a
+    GPU multiplies faster than it could look for zeros.
     """
 
     def __init__(self, inputs: int, width: int):

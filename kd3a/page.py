@@ -74,7 +74,7 @@ class Page:
     def setup(self) -> Markdown:
         """Data, network, budget, seeds, hardware, versions and time."""
         t, task, facts = self.study.training, self.task(), {}
-        network = f"{t.model}"
+        network = t.model
         if task is not None:
             domains = {domain.name: domain for domain in (task.target, *task.sources)}
             facts["samples (train / test)"] = "; ".join(

@@ -361,7 +361,7 @@ def curves(history: pd.DataFrame, rows: Sequence[str], columns: int = 2) -> Figu
             ax.fill_between(mean.index, mean - std, mean + std, color=colours[row], alpha=0.2, lw=0)
         ax.set_title(target if len(targets) > 1 else "", fontweight="bold", loc="left")
         ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-    _remove_spare(axes, len(targets))
+    remove_spare(axes, len(targets))
     figure.supxlabel("epoch", fontsize=10)
     figure.supylabel("target accuracy (%)", fontsize=10)
     handles, labels = axes.flat[0].get_legend_handles_labels()
@@ -370,7 +370,7 @@ def curves(history: pd.DataFrame, rows: Sequence[str], columns: int = 2) -> Figu
     return figure
 
 
-def _remove_spare(axes: np.ndarray, used: int) -> None:
+def remove_spare(axes: np.ndarray, used: int) -> None:
     """Take away the panels nobody needs; the panel above one shows its own ticks instead."""
     columns = axes.shape[1]
     for ax, above in zip(axes.flat[used:], axes.flat[used - columns :], strict=False):
@@ -405,7 +405,7 @@ def accuracy_bars(summary: pd.DataFrame, rows: Sequence[str], targets: Sequence[
         ax.grid(axis="y", visible=False)
         ax.tick_params(axis="y", length=0)
     axes[0, 0].invert_yaxis()
-    _remove_spare(axes, len(panels))
+    remove_spare(axes, len(panels))
     figure.supxlabel("accuracy on the target (%)", fontsize=10)
     return figure
 

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from scipy import stats
 
-from kd3a.plots import BLUE, GREY, INK, ORANGE, PALETTE, canvas, nothing, styled
+from kd3a.plots import BLUE, GREY, INK, ORANGE, PALETTE, canvas, nothing, remove_spare, styled
 from kd3a.report import pareto
 
 MARKERS = "osD^vP*X"
@@ -191,8 +191,7 @@ def criterion(trials: pd.DataFrame, columns: int = 4) -> Figure:
         ax.plot(x, y, color=GREY, lw=0.8, zorder=1)
         ax.scatter(x, y, s=28, facecolors=np.where(mine["chosen"], BLUE, "white"), edgecolors=BLUE, zorder=2)
         ax.set_title(method)
-    for ax in axes.flat[len(methods) :]:
-        ax.remove()
+    remove_spare(axes, len(methods))
     figure.supxlabel("criterion (%)")
     figure.supylabel("target accuracy (%)")
     return figure

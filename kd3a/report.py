@@ -120,9 +120,9 @@ def trials(results: Results) -> pd.DataFrame:
     """A search: one line per trial with its settings, criterion and accuracy as means over targets, and whether it is
     its method's best by the criterion. Trials without all their runs are left out.
     """
-    lines = []
+    lines, recorded = [], results.recorded()
     for entry in results.study.methods:
-        mine = [record for title, _, record in results.recorded() if title == entry.title]
+        mine = [record for title, _, record in recorded if title == entry.title]
         if mine and all(record and "criterion" in record for record in mine):
             told = entry.config | entry.training
             lines.append(

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kd3a.checks.core import Broken, Case, Question, Student, close, number, numbers, pair, require
+from kd3a.checks.core import Broken, Case, Cases, Question, Student, close, number, numbers, pair, require
 
 GROWING = [(1, 2), (2, 2), (2, 3), (3, 3), (4, 5), (6, 10)]  # teachers, classes
 
@@ -98,14 +98,19 @@ def _added(vote: Student, q: Tensor, gate: float) -> None:
     require(p[0].argmax() == 0, "the class that p names first is not the one with the largest sum")
 
 
-def _dissent(rng: np.random.Generator) -> Iterator[Case]:
-    for agreeing in (2, 3, 4):
-        for classes in (2, 3, 10):
-            rows = [answer(classes, 0, rng.uniform(0.93, 0.99), rng) for _ in range(agreeing)]
-            yield {"q": ballot(*rows, answer(classes, 1, 0.95, rng)), "gate": 0.9}
+def _one_more(numbers: tuple[int, ...], sizes: tuple[int, ...], choice: int, sure: float) -> Cases:
+    """Teachers that are sure of class 0, and one more that names ``choice`` with probability ``sure``."""
+
+    def cases(rng: np.random.Generator) -> Iterator[Case]:
+        for agreeing in numbers:
+            for classes in sizes:
+                rows = [answer(classes, 0, rng.uniform(0.93, 0.99), rng) for _ in range(agreeing)]
+                yield {"q": ballot(*rows, answer(classes, choice, sure, rng)), "gate": 0.9}
+
+    return cases
 
 
-@question("dissenters are dropped", 2, _dissent)
+@question("dissenters are dropped", 2, _one_more((2, 3, 4), (2, 3, 10), choice=1, sure=0.95))
 def _dropped(vote: Student, q: Tensor, gate: float) -> None:
     """A teacher that is sure of another class than the elected one supports nothing: n does not count it."""
     quiet = q.clone()
@@ -114,14 +119,7 @@ def _dropped(vote: Student, q: Tensor, gate: float) -> None:
     require(close(n, without), "the second call had the dissenter silent, and n is another")
 
 
-def _unsure_friend(rng: np.random.Generator) -> Iterator[Case]:
-    for agreeing in (1, 2, 4):
-        for classes in (3, 4, 10):
-            rows = [answer(classes, 0, rng.uniform(0.93, 0.99), rng) for _ in range(agreeing)]
-            yield {"q": ballot(*rows, answer(classes, 0, 0.6, rng)), "gate": 0.9}
-
-
-@question("the unsure do not support", 1, _unsure_friend)
+@question("the unsure do not support", 1, _one_more((1, 2, 4), (3, 4, 10), choice=0, sure=0.6))
 def _unsure(vote: Student, q: Tensor, gate: float) -> None:
     """A teacher below the gate is no supporter, even if its first choice is the elected class."""
     turned = q.clone()
