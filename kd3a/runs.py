@@ -24,7 +24,7 @@ from kd3a import records
 from kd3a.attacks import Attack, AttackedChannel
 from kd3a.channel import Channel
 from kd3a.domains import Task
-from kd3a.errors import UserError, choose
+from kd3a.errors import Busy, choose
 from kd3a.losses import entropy
 from kd3a.methods import METHODS
 from kd3a.methods.base import Method, Poll
@@ -111,7 +111,7 @@ def execute(
     try:
         lock = FileLock(checkpoint.with_suffix(".lock")).acquire(timeout=0)
     except Timeout:
-        raise UserError(f"Run {key} is being trained by another process on this machine.") from None
+        raise Busy(f"Run {key} is being trained by another process on this machine.") from None
     with lock, torch.random.fork_rng(_gpus()):
         known = {record["key"]: record for record in records.read(out)} if out else {}
         if key in known:

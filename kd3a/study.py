@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field
 
 from kd3a import data, records
 from kd3a.domains import Task
-from kd3a.errors import UserError, choose
+from kd3a.errors import Busy, Diverged, UserError, choose
 from kd3a.records import Record
 from kd3a.runs import Run, execute, forget, make_run
 from kd3a.settings import Hardware, Settings, Training
@@ -174,13 +174,11 @@ class Results:
                 continue
             try:
                 record = execute(run, task, hardware, self.study.study, self.study.scale, quiet, out=self.path)
-            except UserError as error:
-                if "not finite" in str(error):
-                    say(f"{name}  diverged, no record: {error}")
-                elif "another process" in str(error):
-                    busy += 1
-                else:
-                    raise
+            except Busy:
+                busy += 1
+                continue
+            except Diverged as error:
+                say(f"{name}  diverged, no record: {error}")
                 continue
             forget(key)
             say(f"{name}  accuracy {record['target_accuracy']:.3f}  {record['seconds']:.0f} s")
