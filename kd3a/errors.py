@@ -17,6 +17,10 @@ class Diverged(UserError):
     """A run has left the numbers: it ends without a record, the others of its study go on."""
 
 
+class Lost(UserError):
+    """The worker of a run died again and again: it ends without a record, the others of its study go on."""
+
+
 def choose(what: str, name: str, allowed):
     """``allowed[name]`` (or ``name`` itself when ``allowed`` is not a mapping), or an error that lists the choices."""
     if name not in allowed:

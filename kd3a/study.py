@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, Literal
@@ -13,10 +15,16 @@ from pydantic import AfterValidator, Field
 
 from kd3a import data, records
 from kd3a.domains import Task
-from kd3a.errors import Busy, Diverged, UserError, choose
+from kd3a.errors import Busy, Diverged, Lost, UserError, choose
+from kd3a.executors import Executor, ask
 from kd3a.records import Record
 from kd3a.runs import Run, execute, forget, make_run
 from kd3a.settings import Hardware, Settings, Training
+from kd3a.shards import WHOLE, Shard, deal
+from kd3a.worker import call
+
+#: How a run can end without stopping its study.
+ENDINGS = {Busy: "busy", Diverged: "diverged", Lost: "lost"}
 
 
 def _distinct(seeds: list[int]) -> list[int]:
@@ -117,12 +125,20 @@ def shipped(study: str, scale: str) -> Study:
 class Results:
     """The records of a study: which runs are there, which are missing, and the table they make."""
 
-    def __init__(self, study: Study, folder: Path | None = None, only: dict[str, set[str]] | None = None):
-        self.study = study
+    def __init__(
+        self,
+        study: Study,
+        folder: Path | None = None,
+        only: dict[str, set[str]] | None = None,
+        shard: Shard = WHOLE,
+    ):
+        """``only`` and ``shard`` say which runs :meth:`train` trains; the records of all that ``only`` leaves count."""
+        self.study, self.shard = study, shard
         self.path = records.results_file(study.study, study.scale) if folder is None else None
         if folder is not None:
             self.path = Path(folder) / f"{study.study}-{study.scale}.jsonl"
         self.grid = study.runs(only)
+        self.shards = deal([run for _, run in self.grid], shard.of)
         self.tasks: dict[str, Task] = {}
 
     def task(self, target: str, folder: Path | None = None) -> Task:
@@ -139,17 +155,28 @@ class Results:
         newest = next((record["data_sha256"] for record in reversed(found.values())), "")
         return [(title, run, found.get(run.key(newest))) for title, run in self.grid]
 
-    def estimate(self) -> str:
+    def missing(self, mine: bool = True) -> list[tuple[str, Run]]:
+        """Runs without a record: of this shard, or of all others."""
+        return [
+            (title, run)
+            for (title, run, record), shard in zip(self.recorded(), self.shards, strict=True)
+            if record is None and (shard == self.shard.number) is mine
+        ]
+
+    def estimate(self, workers: int = 1) -> str:
         """How long the missing runs will take, in a sentence, going by the runs that are recorded in the folder."""
-        missing = [run for _, run, record in self.recorded() if record is None]
+        missing = [run for _, run in self.missing()]
+        part = f" of shard {self.shard}" if self.shard.of > 1 else ""
         if not missing:
-            return "Every run is recorded."
+            return f"Every run{part} is recorded."
         known = [record for path in sorted(self.path.parent.glob("*.jsonl")) for record in records.read(path)]
         times = [expected_seconds(run, known) for run in missing]
-        told, runs = [t for t in times if t is not None], f"{len(missing)} of {len(self.grid)} runs to train"
+        told = [t for t in times if t is not None]
+        runs = f"{len(missing)} of {self.shards.count(self.shard.number)} runs{part} to train"
         if not told:
             return f"{runs}; no recorded run tells yet how long they take."
-        guess = f"about {duration(sum(told) / len(told) * len(missing))} one after the other"
+        together = f"{workers} at a time" if workers > 1 else "one after the other"
+        guess = f"about {duration(sum(told) / len(told) * len(missing) / workers)} {together}"
         return f"{runs}: {guess}, going by recorded runs of {len(told)} of them."
 
     def train(
@@ -158,34 +185,80 @@ class Results:
         folder: Path | None = None,
         quiet: bool = False,
         say: Callable[[str], None] = lambda line: None,
-    ) -> int:
-        """Train what is missing, append each record as it arrives; returns how many runs were left to others.
+        executor: Executor | None = None,
+    ) -> Counter[str]:
+        """Train what is missing of the shard, here or by an executor; each record is appended as it arrives.
 
-        A run that diverges is told and passed over: it must not keep the others from being trained.
+        A run that diverges is told and passed over, as is one that is lost with its workers: it must not keep the
+        others from being trained. Returns how many runs ended how: ``trained``, ``busy`` (left to others),
+        ``diverged``, ``lost``.
         """
-        busy, said = 0, self.estimate()
+        workers = (executor and executor.workers) or 1
+        said, tally, began = self.estimate(workers), Counter(), time.monotonic()
         say(said)
-        for number, (title, run) in enumerate(self.grid, 1):
-            name = f"[{number}/{len(self.grid)}] {title:24} {run.target:12} seed {run.seed}"
-            task = self.task(run.target, folder)
-            key = run.key(task.sha256)
+        outcomes = self._by(executor, hardware, folder) if executor else self._here(hardware, folder, quiet)
+        for number, outcome in outcomes:
+            title, run = self.grid[number]
+            name = f"[{number + 1}/{len(self.grid)}] {title:24} {run.target:12} seed {run.seed}"
+            ending = next((word for kind, word in ENDINGS.items() if isinstance(outcome, kind)), "trained")
+            tally[ending] += 1
+            if ending in ("diverged", "lost"):
+                say(f"{name}  {ending}, no record: {outcome}")
+            elif ending == "trained":
+                left = f"  {self.left(tally, began)}" if executor else ""
+                say(f"{name}  accuracy {outcome['target_accuracy']:.3f}  {outcome['seconds']:.0f} s{left}")
+                if "no recorded run" in said:  # now there is one
+                    said = self.estimate(workers)
+                    say(said)
+        return tally
+
+    def left(self, tally: Counter[str], began: float) -> str:
+        """What is left to do, going by what has been done since ``began``."""
+        left = len(self.missing())
+        return f"{left} left" + (
+            f", about {duration((time.monotonic() - began) / tally['trained'] * left)}" if left else ""
+        )
+
+    def _mine(self, sha256: Callable[[Run], str]) -> Iterator[tuple[int, Run, str]]:
+        """Number, run and key of what this shard has to train, looked at one by one: others may train the grid, too."""
+        seen = set()
+        for number, ((_, run), shard) in enumerate(zip(self.grid, self.shards, strict=True)):
+            if shard != self.shard.number or run.key("") in seen:
+                continue
+            seen.add(run.key(""))
+            key = run.key(sha256(run))
             if key in self.found():
                 forget(key)
-                continue
+            else:
+                yield number, run, key
+
+    def _here(self, hardware: Hardware, folder: Path | None, quiet: bool) -> Iterator[tuple[int, Record | UserError]]:
+        for number, run, key in self._mine(lambda run: self.task(run.target, folder).sha256):
+            task = self.task(run.target, folder)
             try:
-                record = execute(run, task, hardware, self.study.study, self.study.scale, quiet, out=self.path)
-            except Busy:
-                busy += 1
-                continue
-            except Diverged as error:
-                say(f"{name}  diverged, no record: {error}")
-                continue
-            forget(key)
-            say(f"{name}  accuracy {record['target_accuracy']:.3f}  {record['seconds']:.0f} s")
-            if "no recorded run" in said:  # now there is one
-                said = self.estimate()
-                say(said)
-        return busy
+                outcome = execute(run, task, hardware, self.study.study, self.study.scale, quiet, out=self.path)
+                forget(key)
+            except (Busy, Diverged) as error:
+                outcome = error
+            yield number, outcome
+
+    def _by(
+        self, executor: Executor, hardware: Hardware, folder: Path | None
+    ) -> Iterator[tuple[int, Record | UserError]]:
+        """Workers train; this process alone writes. It opens no data: a worker tells their hash."""
+        told = {"folder": str(Path(folder).absolute()) if folder else None}
+        sha256 = ask(executor, call("sha256", dataset=self.study.dataset, target=self.grid[0][1].target, **told))
+        told |= {"hardware": hardware.model_dump(), "study": self.study.study, "scale": self.study.scale}
+        mine = self._mine(lambda _: sha256)
+        for number, outcome in executor.outcomes((n, call("train", told=r.facts(), key=k, **told)) for n, r, k in mine):
+            if isinstance(outcome, UserError):
+                if not isinstance(outcome, tuple(ENDINGS)):
+                    raise outcome
+            else:
+                outcome["provenance"]["command"] = records.command()  # the worker knows only its own
+                records.append(self.path, outcome)
+                executor.forget(number, outcome["key"])
+            yield number, outcome
 
     def frame(self) -> pd.DataFrame:
         """One line per finished run of the grid: row, method, target, seed, accuracy, megabytes, seconds."""
@@ -259,8 +332,16 @@ def percent(mean: float, std: float, n: float) -> str:
     return f"{100 * mean:.1f}" + (f" ± {100 * std:.1f}" if n > 1 else "") + f" ({int(n)})"
 
 
-def table(frame: pd.DataFrame, rows: list[str], targets: list[str]) -> pd.DataFrame:
-    """The study's table as text cells: a row per method, a column per target, then the mean."""
+def table(
+    frame: pd.DataFrame, rows: list[str], targets: list[str], elsewhere: Sequence[tuple[str, Run]] = ()
+) -> pd.DataFrame:
+    """The study's table as text cells: a row per method, a column per target, then the mean.
+
+    A cell also counts the runs of it that are among ``elsewhere``, the missing ones of other shards.
+    """
     stats = summary(frame, rows, targets)
     stats["cell"] = [percent(*cell) for cell in stats[["mean", "std", "n"]].itertuples(index=False)]
-    return stats.pivot(index="row", columns="target", values="cell").reindex(index=rows, columns=[*targets, "mean"])
+    cells = stats.pivot(index="row", columns="target", values="cell").reindex(index=rows, columns=[*targets, "mean"])
+    for (row, target), count in Counter((title, run.target) for title, run in elsewhere).items():
+        cells.loc[row, target] = f"{cells.loc[row, target]}, {count} elsewhere".removeprefix("–, ")
+    return cells

@@ -1,0 +1,96 @@
+"""Ray as the executor of a grid: a cluster of machines, shares of GPUs, nodes that come and go."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from kd3a import worker
+from kd3a.errors import UserError
+from kd3a.executors import RETRIES, Call, cores, lost
+
+
+def answer_from_node(text: str) -> tuple[str, str]:
+    """A worker's answer on Ray, and the node that gave it."""
+    import ray
+
+    return ray.get_runtime_context().get_node_id(), worker.answer(text)
+
+
+class Ray:
+    """Ray tasks, each with ``threads`` CPUs and a share of a GPU: on a cluster that runs at ``address``, else on one of
+    its own on this machine, without dashboard, usage report or any port that others can reach."""
+
+    def __init__(self, threads: int = 1, workers: int | None = None, address: str = "", gpus: float = 0.0):
+        try:
+            import ray
+        except ImportError:
+            raise UserError("--executor ray needs the package ray: pip install 'kd3a[ray]'.") from None
+        self.ray, self.threads, self.workers, self.address, self.gpus = ray, threads, workers, address, gpus
+        if not address:
+            self.workers = workers or max(1, cores() // threads)
+        self.nodes: dict[int, str] = {}
+        self.forgetting: list[Any] = []
+
+    def __enter__(self) -> Ray:
+        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        own = {
+            "num_cpus": self.workers * self.threads,
+            "include_dashboard": False,
+            "object_store_memory": 80 * 2**20,  # only text goes through it
+            "_node_ip_address": "127.0.0.1",
+        }
+        try:
+            self.ray.init(
+                address=self.address or "local",
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                **({} if self.address else own),
+            )
+        except (ConnectionError, ImportError, ValueError) as error:
+            why = " ".join(str(error).split())
+            raise UserError(f"No Ray cluster can be reached at {self.address or 'this machine'}: {why}") from None
+        if self.gpus and not self.ray.cluster_resources().get("GPU"):
+            if not self.address:
+                self.ray.shutdown()
+                raise UserError("--gpus-per-run: Ray sees no GPU on this machine; leave it out to train on the CPU.")
+            print("The cluster shows no GPU yet; runs wait until it has one.", file=sys.stderr)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.forgetting:
+            self.ray.wait(self.forgetting, num_returns=len(self.forgetting), timeout=10)
+        self.ray.shutdown()
+
+    def outcomes(self, calls: Iterable[Call]) -> Iterator[tuple[int, Any]]:
+        task = self.ray.remote(answer_from_node)
+        task = task.options(num_cpus=self.threads, num_gpus=self.gpus, max_retries=RETRIES)
+        calls, pending = iter(calls), {}
+        while True:
+            while (self.workers is None or len(pending) < self.workers) and (todo := next(calls, None)):
+                pending[task.remote(todo[1])] = todo[0]
+            if not pending:
+                return
+            (done, *_), _ = self.ray.wait(list(pending))
+            number = pending.pop(done)
+            yield number, self._heard(number, done)
+
+    def _heard(self, number: int, done: Any) -> Any:
+        try:
+            self.nodes[number], text = self.ray.get(done)
+        except self.ray.exceptions.RayTaskError:
+            raise  # a mistake of ours, not the worker's death
+        except self.ray.exceptions.RayError as error:
+            return lost(type(error).__name__)
+        return worker.heard(text)
+
+    def forget(self, number: int, key: str) -> None:
+        """The checkpoint lies in the cache of the node that trained the run."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        there = NodeAffinitySchedulingStrategy(self.nodes[number], soft=True)
+        task = self.ray.remote(answer_from_node).options(num_cpus=0, scheduling_strategy=there)
+        self.forgetting.append(task.remote(worker.call("forget", key=key)))
