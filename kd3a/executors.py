@@ -23,6 +23,7 @@ from kd3a.errors import Lost, UserError
 from kd3a.settings import Hardware, Settings
 
 RETRIES = 3
+COMMAND = [sys.executable, "-m", "kd3a.worker"]
 
 Call = tuple[int, str]  # a number to know it by, and its text
 
@@ -69,7 +70,7 @@ class Worker:
     def __init__(self, threads: int):
         environment = {"OMP_NUM_THREADS": str(threads)} | os.environ
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "kd3a.worker"],
+            COMMAND,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

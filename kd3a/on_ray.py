@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import secrets
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -22,9 +25,12 @@ def answer_from_node(text: str) -> tuple[str, str]:
 
 class Ray:
     """Ray tasks, each with ``threads`` CPUs and a share of a GPU: on a cluster that runs at ``address``, else on one of
-    its own on this machine, without dashboard, usage report or any port that others can reach."""
+    its own on this machine, without dashboard or usage report, which answers only to a secret of this process."""
 
     def __init__(self, threads: int = 1, workers: int | None = None, address: str = "", gpus: float = 0.0):
+        if not address and "ray" not in sys.modules:  # Ray listens to the network: not to strangers
+            os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
         try:
             import ray
         except ImportError:
@@ -36,34 +42,33 @@ class Ray:
         self.forgetting: list[Any] = []
 
     def __enter__(self) -> Ray:
-        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-        own = {
+        with contextlib.ExitStack() as stack:
+            settings = {} if self.address else self._own_cluster(stack)
+            try:
+                self.ray.init(self.address or "local", log_to_driver=False, logging_level=logging.ERROR, **settings)
+            except (OSError, ImportError, RuntimeError, ValueError) as error:
+                why = str(error).strip().split("\n")[0]
+                raise UserError(f"Ray cannot be used at {self.address or 'this machine'}: {why}") from None
+            stack.callback(self.ray.shutdown)
+            if self.gpus and not self.ray.cluster_resources().get("GPU"):
+                if not self.address:
+                    raise UserError("Ray sees no GPU on this machine: leave out --gpus-per-run to train on the CPU.")
+                print("The cluster shows no GPU yet; runs wait until it has one.", file=sys.stderr)
+            self.closing = stack.pop_all()
+        return self
+
+    def _own_cluster(self, stack: contextlib.ExitStack) -> dict[str, Any]:
+        return {
             "num_cpus": self.workers * self.threads,
             "include_dashboard": False,
             "object_store_memory": 80 * 2**20,  # only text goes through it
-            "_node_ip_address": "127.0.0.1",
+            "_temp_dir": stack.enter_context(tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True)),
         }
-        try:
-            self.ray.init(
-                address=self.address or "local",
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                **({} if self.address else own),
-            )
-        except (ConnectionError, ImportError, ValueError) as error:
-            why = " ".join(str(error).split())
-            raise UserError(f"No Ray cluster can be reached at {self.address or 'this machine'}: {why}") from None
-        if self.gpus and not self.ray.cluster_resources().get("GPU"):
-            if not self.address:
-                self.ray.shutdown()
-                raise UserError("--gpus-per-run: Ray sees no GPU on this machine; leave it out to train on the CPU.")
-            print("The cluster shows no GPU yet; runs wait until it has one.", file=sys.stderr)
-        return self
 
     def __exit__(self, *_: object) -> None:
-        if self.forgetting:
-            self.ray.wait(self.forgetting, num_returns=len(self.forgetting), timeout=10)
-        self.ray.shutdown()
+        with self.closing:
+            if self.forgetting:
+                self.ray.wait(self.forgetting, num_returns=len(self.forgetting), timeout=10)
 
     def outcomes(self, calls: Iterable[Call]) -> Iterator[tuple[int, Any]]:
         task = self.ray.remote(answer_from_node)
