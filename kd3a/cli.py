@@ -240,7 +240,7 @@ def do_records(arguments: argparse.Namespace) -> None:
     into = arguments.into or records.ROOT / "results"
     for folder in arguments.folders:
         for name, (new, odd) in records.merge(folder, into).items():
-            print(f"{folder / name}: {new} new records")
+            print(f"{folder / name}: {new} new record{'s' * (new != 1)}")
             for key in odd:
                 print(f"{folder / name}: run {key} has another result than in {into / name}, which stays as it is")
 

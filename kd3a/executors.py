@@ -23,6 +23,7 @@ from kd3a.errors import Lost, UserError
 from kd3a.settings import Hardware, Settings
 
 RETRIES = 3
+PATIENCE = 5.0  # seconds for a worker to end by itself
 COMMAND = [sys.executable, "-m", "kd3a.worker"]
 
 Call = tuple[int, str]  # a number to know it by, and its text
@@ -99,10 +100,17 @@ class Worker:
             raise RuntimeError(f"A worker ended with code {self.process.returncode}; what it said stands above.")
         return None
 
-    def close(self) -> None:
+    def dismiss(self) -> None:
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()
-        self.process.wait()
+
+    def close(self) -> None:
+        self.dismiss()
+        try:
+            self.process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            self.process.kill()  # no harm: a checkpoint is whole at any moment
+            self.process.wait()
         self.process.stdout.close()
 
 
@@ -119,6 +127,8 @@ class Processes:
         return self
 
     def __exit__(self, *_: object) -> None:
+        for one in self.alive:
+            one.dismiss()
         for one in self.alive:
             one.close()
 

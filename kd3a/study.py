@@ -195,6 +195,7 @@ class Results:
         """
         workers = (executor and executor.workers) or 1
         said, tally, began = self.estimate(workers), Counter(), time.monotonic()
+        todo = len({run.key("") for _, run in self.missing()})
         say(said)
         outcomes = self._by(executor, hardware, folder) if executor else self._here(hardware, folder, quiet)
         for number, outcome in outcomes:
@@ -205,19 +206,12 @@ class Results:
             if ending in ("diverged", "lost"):
                 say(f"{name}  {ending}, no record: {outcome}")
             elif ending == "trained":
-                left = f"  {self.left(tally, began)}" if executor else ""
+                left = f"  {remaining(todo, tally.total(), time.monotonic() - began)}" if executor else ""
                 say(f"{name}  accuracy {outcome['target_accuracy']:.3f}  {outcome['seconds']:.0f} s{left}")
                 if "no recorded run" in said:  # now there is one
                     said = self.estimate(workers)
                     say(said)
         return tally
-
-    def left(self, tally: Counter[str], began: float) -> str:
-        """What is left to do, going by what has been done since ``began``."""
-        left = len(self.missing())
-        return f"{left} left" + (
-            f", about {duration((time.monotonic() - began) / tally['trained'] * left)}" if left else ""
-        )
 
     def _mine(self, sha256: Callable[[Run], str]) -> Iterator[tuple[int, Run, str]]:
         """Number, run and key of what this shard has to train, looked at one by one: others may train the grid, too."""
@@ -304,6 +298,16 @@ def duration(seconds: float) -> str:
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def remaining(todo: int, done: int, seconds: float) -> str:
+    """What is left of ``todo`` runs, when ``done`` of them took so many seconds in all.
+
+    >>> remaining(12, 3, 100), remaining(3, 3, 100)
+    ('9 left, about 5 min', '0 left')
+    """
+    left = max(0, todo - done)
+    return f"{left} left" + (f", about {duration(seconds / done * left)}" if left else "")
 
 
 def summary(frame: pd.DataFrame, rows: list[str], targets: list[str]) -> pd.DataFrame:

@@ -135,7 +135,7 @@ def test_merging_adds_what_is_new_and_names_what_differs(tmp_path, capsys):
     assert cli.main(["records", "merge", str(one.parent), str(two.parent), "--into", str(into.parent)]) == 0
     assert lines(into) == [first, second, third]
     told = capsys.readouterr().out
-    assert f"{one}: 1 new records\n" in told and f"{two}: 1 new records\n" in told
+    assert f"{one}: 1 new record\n" in told and f"{two}: 1 new record\n" in told
     assert told.count("another result") == 1 and f"run {second['key']} has another result" in told
     before = into.read_bytes()
     assert cli.main(["records", "merge", str(one.parent), "--into", str(into.parent)]) == 0
