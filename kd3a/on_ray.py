@@ -46,7 +46,7 @@ class Ray:
             settings = {} if self.address else self._own_cluster(stack)
             try:
                 self.ray.init(self.address or "local", log_to_driver=False, logging_level=logging.ERROR, **settings)
-            except (OSError, ImportError, RuntimeError, ValueError) as error:
+            except Exception as error:  # Ray has all kinds of them for a cluster that does not start or answer
                 why = str(error).strip().split("\n")[0]
                 raise UserError(f"Ray cannot be used at {self.address or 'this machine'}: {why}") from None
             stack.callback(self.ray.shutdown)
