@@ -53,6 +53,90 @@ def test_every_figure_of_a_page_is_saved_by_a_notebook_and_described():
             assert ":alt:" in options, f"{path.name}: {name} has no alternative text"
 
 
+#: A number that looks measured: a percentage, points, a spread, an accuracy as a fraction.
+MEASURED = re.compile(
+    r"(?<![.\d])\b\d+(?:\.\d+)?[\s~]*(?:\\?%|per ?cent\b|percentage points?\b|points?\b)"
+    r"|\b\d+(?:\.\d+)?\s*(?:±|\\pm\b)\s*\d"
+    r"|\baccurac(?:y|ies)\b[^.;:|\n]{0,40}?\b0?\.\d+"
+    r"|\b\d\d\.\d\b"
+)
+
+#: Numbers that may be typed, each with the reason why no record could hold them.
+TYPED = {
+    "15, 30 or 50 % of the labels": "the paper's definition of its malicious sources",
+    "95 % interval": "the level of every interval in the book",
+    "at 95 % one or two intervals": "the same level, where it is explained",
+    "says 95 % only when": "what calibration means, by example",
+    "95 percent interval": "the same, in a description of a figure",
+    "lying in 60 % of their labels": "the made-up world of the page: its liars lie that often",
+    "within 1.5 points of the paper's": "a tolerance, stated before the table",
+}
+
+
+def prose(path: Path) -> str:
+    """What a page says: its text and the texts that its code shows, without code and what the records fill in."""
+    if path.suffix == ".md":
+        return without_code(re.sub(r"<!-- headline.*?<!-- end of headline -->", "", path.read_text(), flags=re.DOTALL))
+    cells = nbformat.read(path, as_version=4).cells
+    trees = [ast.parse(cell.source) for cell in cells if cell.cell_type == "code"]
+    constants = [node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+    shown = [value for value in constants if isinstance(value, str)]
+    return " | ".join([without_code(c.source) for c in cells if c.cell_type == "markdown"] + shown)
+
+
+def without_code(text: str) -> str:
+    """Markdown on one line without code; what a directive encloses stays."""
+    kept, fences = [], []  # of each open fence: its backticks, and whether it encloses code
+    for line in text.splitlines():
+        ticks = re.match(r"\s*(`{3,})(.*)", line)
+        if ticks and fences and not ticks[2].strip() and len(ticks[1]) >= fences[-1][0]:
+            fences.pop()
+        elif ticks and not (fences and fences[-1][1]):
+            fences.append((len(ticks[1]), not ticks[2].startswith("{")))
+        elif not (fences and fences[-1][1]):
+            kept.append(re.sub(r"`[^`]*`", "", line))
+    return " ".join(" ".join(kept).split())
+
+
+def typed_numbers(text: str) -> list[str]:
+    """Measured numbers in a text, each with the words around it."""
+    for allowed in TYPED:
+        text = text.replace(allowed, "")
+    return [text[max(0, m.start() - 40) : m.end() + 20] for m in MEASURED.finditer(text)]
+
+
+@pytest.mark.parametrize("path", [*PAGES, ROOT / "README.md"], ids=lambda p: p.stem)
+def test_no_accuracy_is_typed(path):
+    assert not typed_numbers(prose(path)), "let the page read it from the records"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["KD3A reaches 83.2 on average", "it gains 3 points", "about 80 % of them", "83\\% of", "1 ± 0.2",
+     "$83.2 \\pm 0.4$", "an accuracy of 0.83", "71 per cent"],
+)  # fmt: skip
+def test_a_typed_accuracy_is_found(text):
+    assert typed_numbers(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a weight of 0.001", "$\\delta = 0.05$", "Python 3.11", "ICML 2021, 38 pages", "from 0.9 towards 0.95", "Digit-5"],
+)
+def test_settings_are_no_accuracies(text):
+    assert not typed_numbers(text)
+
+
+def test_code_is_no_prose_and_a_directive_is():
+    text = "one\n````{note}\ntwo `x`\n```python\nthree\n```\nfour\n````\nfive\n```sh\nsix\n```\nseven"
+    assert without_code(text) == "one two four five seven"
+
+
+def test_every_number_that_may_be_typed_still_is():
+    everything = " ".join(prose(path) for path in [*PAGES, ROOT / "README.md"])
+    assert [allowed for allowed in TYPED if allowed not in everything] == []
+
+
 def test_a_study_page_renders_without_any_record(tmp_path, monkeypatch):
     """It says what is missing and how to train it, and gives no verdict."""
     monkeypatch.setenv("KD3A_FIGURES", str(tmp_path))
