@@ -18,6 +18,7 @@ from importlib.metadata import files
 from itertools import repeat
 from pathlib import Path
 
+import launch
 import links
 import mend
 import nbformat
@@ -124,6 +125,8 @@ def copy_book(*left_out: str) -> None:
 def render() -> int:
     """Render the executed pages, mend them and follow their links; 0 if nothing was wrong."""
     copy_book("*.ipynb")
+    config = launch.configured(yaml.safe_load((BOOK / "_config.yml").read_text()), launch.repository())
+    (WORK / "book" / "_config.yml").write_text(yaml.safe_dump(config, allow_unicode=True, sort_keys=False))
     html = ROOT / "_build" / "html"
     program = Path(sys.executable).with_name("jupyter-book")
     command = [str(program), "build", str(WORK / "book"), "--path-output", str(WORK)]

@@ -70,7 +70,7 @@ MENDS: tuple[Callable[[BeautifulSoup], None], ...] = (
 
 
 def mended(text: str) -> str:
-    """The page with everything mended; mending twice changes nothing more."""
+    """The page with everything mended."""
     page = BeautifulSoup(text, "html.parser")
     for one in MENDS:
         one(page)
