@@ -22,6 +22,7 @@ from kd3a import runs, worker
 from kd3a.errors import Lost, UserError
 from kd3a.settings import Hardware, Settings
 
+#: How often a call is sent again after its worker has died.
 RETRIES = 3
 PATIENCE = 5.0  # seconds for a worker to end by itself
 COMMAND = [sys.executable, "-m", "kd3a.worker"]

@@ -38,6 +38,7 @@ def train(
     return runs.execute(run, task, Hardware.read(hardware), study, scale, quiet=True)
 
 
+#: What a worker can be asked to do.
 CALLS: dict[str, Callable[..., Any]] = {"sha256": sha256, "train": train, "forget": runs.forget}
 
 
