@@ -34,8 +34,8 @@ test: .venv/installed ## run all tests, the browser's included
 testcourse: .venv/installed .venv-course/installed ## release the course, grade planted submissions, compare
 	$(BIN)/python -m pytest -q course/test_grading.py
 
-study: .venv/installed ## train what is missing of STUDY=name at SCALE=cpu, or of all studies with data (hours; stops and resumes)
-	for params in params/$(or $(STUDY),*)/$(or $(SCALE),cpu).yaml; do $(BIN)/kd3a study $$params $(if $(STUDY),,--if-there) || exit; done
+study: .venv/installed ## train what is missing of STUDY=name at SCALE=cpu, or of all studies with data (hours; stops and resumes; WORKERS=2 trains two runs at a time)
+	for params in params/$(or $(STUDY),*)/$(or $(SCALE),cpu).yaml; do $(BIN)/kd3a study $$params $(if $(STUDY),,--if-there) $(if $(WORKERS),--workers $(WORKERS)) || exit; done
 
 quick: .venv/installed ## run every notebook at quick scale, trained from scratch, into _build/quick
 	rm -rf _build/quick
