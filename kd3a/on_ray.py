@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import secrets
+import socket
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -23,13 +24,25 @@ def answer_from_node(text: str) -> tuple[str, str]:
     return ray.get_runtime_context().get_node_id(), worker.answer(text)
 
 
+def check(address: str) -> None:
+    """Refuse an address where nobody answers: Ray itself would go on trying for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    try:
+        if address != "auto":
+            socket.create_connection((host, int(port)), timeout=10).close()
+    except (OSError, ValueError, OverflowError):
+        expected = "expected auto, host:port or ray://host:port of a cluster that runs"
+        raise UserError(f"--address {address}: nobody answers there; {expected}.") from None
+
+
 class Ray:
     """Ray tasks, each with ``threads`` CPUs and a share of a GPU: on a cluster that runs at ``address``, else on one of
     its own on this machine, without dashboard or usage report, which answers only to a secret of this process."""
 
     def __init__(self, threads: int = 1, workers: int | None = None, address: str = "", gpus: float = 0.0):
         if not address and "ray" not in sys.modules:  # Ray listens to the network: not to strangers
-            os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+            os.environ.setdefault("RAY_AUTH_MODE", "token")
+            os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
         try:
             import ray
@@ -38,6 +51,8 @@ class Ray:
         self.ray, self.threads, self.workers, self.address, self.gpus = ray, threads, workers, address, gpus
         if not address:
             self.workers = workers or max(1, cores() // threads)
+        else:
+            check(address)
         self.nodes: dict[int, str] = {}
         self.forgetting: list[Any] = []
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kd3a import cli, data, executors, records, worker
+from kd3a import cli, data, executors, on_ray, records, worker
 from kd3a.errors import Busy, Diverged, Lost, UserError
 from kd3a.executors import Processes, Spread, ask
 from kd3a.runs import checkpoint_folder, make_run, run_from
@@ -249,6 +250,20 @@ def test_wrong_options_are_one_sentence(arguments, words, capsys, monkeypatch, t
     told = capsys.readouterr()
     assert told.out == "" and told.err.count("\n") == 1
     assert [word for word in words if word not in told.err] == []
+
+
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1:9", "ray://127.0.0.1:9", "nowhere", "127.0.0.1:99999999", "127.0.0.1:", ":"]
+)
+def test_an_address_where_nobody_answers_is_refused_at_once(address):
+    with pytest.raises(UserError, match=r"nobody answers there; expected auto, host:port .*\.$"):
+        on_ray.check(address)
+
+
+def test_an_address_where_somebody_answers_is_tried():
+    on_ray.check("auto")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        on_ray.check(f"ray://127.0.0.1:{server.getsockname()[1]}")
 
 
 def test_on_ray_a_run_has_a_gpu_if_it_was_given_a_share():

@@ -6,6 +6,7 @@ Needs the extra ``ray``; every process that is ended here is known by the cache 
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -13,18 +14,20 @@ import sys
 import tempfile
 import threading
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import yaml
 from test_executors import HARDWARE, STUDY, outcomes
 
-pytest.importorskip("ray")
-
 from kd3a import cli, records
 from kd3a.on_ray import Ray
 from kd3a.runs import checkpoint_folder
 from kd3a.study import Results
+
+pytestmark = pytest.mark.skipif(not find_spec("ray"), reason="pip install 'kd3a[ray]'")
+os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}  # for all clusters, before any import
 
 
 @pytest.fixture
