@@ -92,6 +92,6 @@ def chromium():
         try:
             instance = playwright.chromium.launch(executable_path=browser.executable(), args=browser.FLAGS)
         except Error as error:
-            pytest.fail(f"No Chromium starts; `python tests/browser.py` installs one, KD3A_BROWSER names one: {error}")
+            pytest.fail(f"No Chromium starts; `python book/browser.py` installs one, KD3A_BROWSER names one: {error}")
         yield instance
         instance.close()
