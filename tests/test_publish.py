@@ -11,7 +11,9 @@ import sys
 from pathlib import Path
 
 import launch
+import links
 import nbformat
+import pdf
 import pytest
 import yaml
 from IPython.core.interactiveshell import InteractiveShell
@@ -103,3 +105,52 @@ def test_the_first_cell_does_nothing_where_the_book_is():
     shell, here = InteractiveShell.instance(), Path.cwd()
     assert shell.run_cell(cell).success and Path.cwd() == here
     InteractiveShell.clear_instance()
+
+
+# --- on paper ---------------------------------------------------------------------------------------------------------
+
+HEAD = '<!DOCTYPE html><html lang="en"><head><script src="{}_static/m.js"></script></head><body><nav>x</nav>'
+
+
+@pytest.fixture
+def small_site(tmp_path) -> Path:
+    site = tmp_path / "html"
+    for folder in ("part", "_images", "_static"):
+        (site / folder).mkdir(parents=True)
+    (site / "_static" / "m.js").write_text("window.MathJax = {startup: {promise: Promise.resolve()}};")
+    (site / "_images" / "a.svg").write_text('<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"/>')
+    one = '<article><h1 id="top">One</h1><a href="part/two.html#top">two</a><a href="part/api.html">api</a></article>'
+    two = (
+        '<article><h1 id="top">Two</h1><img src="../_images/a.svg" alt="a"><details><summary>s</summary>f</details>'
+        '<a href="../index.html">one</a><a href="#top">top</a><a href="https://example.org">out</a></article>'
+    )
+    (site / "index.html").write_text(HEAD.format("") + one)
+    (site / "part" / "two.html").write_text(HEAD.format("../") + two)
+    return site
+
+
+def test_the_printed_book_is_whole(small_site):
+    text = pdf.whole(small_site, ["index", "part/two"])
+    (small_site.parent / "print.html").write_text(text)
+    page = links.Reader(text)
+    inside = [link for link in page.links if link != "https://example.org"]
+    assert inside == ["#part/two--top", "#index", "#part/two--top"], "a link to what is not printed is plain text"
+    assert {link.removeprefix("#") for link in inside} <= page.anchors
+    assert page.loads == ["html/_static/m.js", "html/_images/a.svg"] and "<nav>" not in text and "api" in text
+
+
+def test_the_book_is_printed(small_site, tmp_path):
+    source = tmp_path / "print.html"
+    source.write_text(pdf.whole(small_site, ["index", "part/two"]))
+    pdf.paper(source, tmp_path / "book.pdf")
+    printed = (tmp_path / "book.pdf").read_bytes()
+    assert printed.startswith(b"%PDF") and printed.count(b"/Type /Page\n") == 2 and b"/Outlines" in printed
+
+
+def test_what_to_do_without_a_browser(small_site, monkeypatch, capsys):
+    monkeypatch.setattr(pdf, "SITE", small_site)
+    monkeypatch.setattr(pdf, "names", lambda: ["index"])
+    monkeypatch.setenv("KD3A_BROWSER", str(small_site / "none"))
+    assert pdf.main() == 1 and "install the system package chromium" in capsys.readouterr().err
+    monkeypatch.setattr(pdf, "SITE", small_site / "none")
+    assert pdf.main() == 1 and "make book" in capsys.readouterr().err

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import links
 import mend
+import pdf
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page
@@ -105,6 +106,13 @@ def test_no_first_paint_waits_for_a_large_script(site):
         waited = [s["src"].split("?")[0] for s in page.select("script[src]:not([defer]):not([async])")]
         large = [src for src in waited if ((site / name).parent / src).stat().st_size > 500_000]
         assert waited and not large, name
+
+
+def test_the_book_can_be_printed_whole(site):
+    page = links.Reader(pdf.whole(site, pdf.names()))
+    inside = {link.removeprefix("#") for link in page.links if not links.outside(link)}
+    assert len(inside) > 300 and inside <= page.anchors
+    assert all((site.parent / url.split("?")[0]).exists() for url in page.loads if not url.startswith("data:"))
 
 
 SICK = """<!DOCTYPE html><html lang="en"><head><script src="_static/vendor/fontawesome/6/js/all.min.js"></script>
