@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import build
 import launch
 import links
 import nbformat
@@ -105,6 +106,13 @@ def test_the_first_cell_does_nothing_where_the_book_is():
     shell, here = InteractiveShell.instance(), Path.cwd()
     assert shell.run_cell(cell).success and Path.cwd() == here
     InteractiveShell.clear_instance()
+
+
+def test_rendering_needs_executed_notebooks(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(build, "WORK", tmp_path)
+    assert build.render() == 1
+    told = capsys.readouterr().err
+    assert told.startswith("Not executed yet: ") and "tutorial/ten-minutes.ipynb" in told and "--no-run" in told
 
 
 # --- on paper ---------------------------------------------------------------------------------------------------------
