@@ -85,7 +85,7 @@ def start(run: Run, task: Task, hardware: Hardware, exchange: Exchange | None = 
     trainer = Trainer(run.training, hardware, run.seed)
     task = poisoned(task.to(trainer.device), Poison.parse(run.training.poison), trainer.derive("poison"))
     channel = Channel(task.target.name)
-    if attack := Attack.parse(run.training.attack):
+    if (attack := Attack.parse(run.training.attack)) and not exchange:  # elsewhere, the source itself attacks
         choose("source that attacks", attack.source, [source.name for source in task.sources])
         channel = AttackedChannel(task.target.name, attack, trainer.derive("attack"))
     method = METHODS[run.method](task, run.config, trainer, channel)

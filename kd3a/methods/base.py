@@ -38,10 +38,10 @@ class Poll:
     accepted: Tensor  # (n,) bool, whether it counted in full
 
 
-Exchange = Callable[["Method", Stage, Message, Message], dict[str, Message]]
+Exchange = Callable[["Method", Stage, Message, Message | None], dict[str, Message]]
 
 
-def in_process(method: Method, stage: Stage, message: Message, form: Message) -> dict[str, Message]:
+def in_process(method: Method, stage: Stage, message: Message, form: Message | None) -> dict[str, Message]:
     """Send every source the message, let it train for the stage, and return the uploads, checked against ``form``.
 
     Here all parties live in one process and work one after the other. :mod:`kd3a.federation` has the same function for
@@ -111,6 +111,10 @@ class Method:
     def run(self, stage: Stage) -> Logs:
         """Do one stage."""
         raise NotImplementedError
+
+    def broadcast(self) -> Message:
+        """What the target sends to every source at the start of a round."""
+        return {}
 
     def local(self, party: Party, stage: Stage, received: Message) -> Message:
         """What a source does in a stage, at home: it takes what it received, trains, and returns its upload."""
@@ -257,7 +261,6 @@ class Rounds(Method):
         return timeline(t.epochs, t.batches_per_epoch, t.rounds_per_epoch)
 
     def broadcast(self) -> Message:
-        """What the target sends to every source at the start of a round."""
         return parcel(self.net, self.shared)
 
     def receive(self, party: Party, received: Message) -> None:

@@ -104,7 +104,7 @@ class SourceFree(Bottlenecked):
             return self.adapt(stage)
         last = stage.last == stage.total
         form = parcel(next(iter(self.received.values()))) if last else {}
-        uploads = self.exchange(self, stage, {}, form)
+        uploads = self.exchange(self, stage, self.broadcast(), form)
         if last:
             self.take(uploads)
         return {"loss": self.source_loss()}

@@ -1,0 +1,229 @@
+"""SuperLink and SuperNodes as processes of this machine, for ``make federate`` and the tests.
+
+Every node has a folder of its own with its key, its domain's file and its state. Nothing leaves the loopback.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from kd3a.errors import UserError
+from kd3a.federation import files, keys
+from kd3a.federation.proxy import Proxy
+from kd3a.records import Record
+
+APP = Path(__file__).parent / "app"
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+    "OMP_NUM_THREADS": "1",
+    "KD3A_PROGRESS": "0",
+}
+
+
+class Machines:
+    """A federation on one machine; a context that leaves no process behind."""
+
+    def __init__(self, folder: Path, task: files.Task, keep_traffic: bool = False):
+        self.folder, self.keep = folder, keep_traffic
+        self.names = [source.name for source in task.sources]
+        self.target = task.target.name
+        self.link_folder = folder / "target"
+        self.port = free_port()
+        self.processes: dict[str, subprocess.Popen] = {}
+        self.proxies: dict[str, Proxy] = {}
+        self.nodes: dict[str, int] = {}
+        keys.server(self.link_folder / "keys")
+        for path in files.export(task, folder / "exported"):
+            home = self.link_folder if path.stem == self.target else folder / path.stem
+            home.mkdir(parents=True, exist_ok=True)
+            path.replace(home / path.name)
+        for name in self.names:
+            keys.node_keys(folder / name, "key")
+
+    def __enter__(self) -> Machines:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.stop(*self.processes)
+        for proxy in self.proxies.values():
+            proxy.close()
+
+    # --- processes ------------------------------------------------------------------------------------------------
+
+    def start_link(self) -> None:
+        """Start the SuperLink and wait until it answers."""
+        own = self.link_folder / "keys"
+        self._start(
+            "superlink",
+            self.link_folder,
+            "flower-superlink",
+            "--enable-supernode-auth",
+            "--disable-runtime-dependency-installation",
+            f"--ssl-ca-certfile={own / 'ca.crt'}",
+            f"--ssl-certfile={own / 'server.crt'}",
+            f"--ssl-keyfile={own / 'server.key'}",
+            f"--database={self.link_folder / 'state.db'}",
+            f"--port={self.port}",
+        )
+        home = self.link_folder / "flower"
+        (home / "config.toml").write_text(
+            f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{self.port}"\n'
+            f'root-certificates = "{own / "ca.crt"}"\n'
+        )
+        self.wait(self._answers, 60, "the SuperLink to answer", "superlink")
+
+    def register(self, *names: str) -> None:
+        """Tell the SuperLink the public keys of these nodes."""
+        for name in names:
+            done = self.flwr("supernode", "register", str(self.folder / name / "key.pub"), "here", "--format=json")
+            self.nodes[name] = int(re.search(r'"node-id": "?(\d+)', done).group(1))
+
+    def start_node(self, name: str, key: Path | None = None, folder: str = "", **told: Any) -> None:
+        """Start the SuperNode of a source; what it sends and receives goes through a proxy that counts."""
+        home = self.folder / (folder or name)
+        if name not in self.proxies:
+            self.proxies[name] = Proxy(self.port, self.keep)
+        own = {"domain": str(home / f"{name}.safetensors"), "state": str(home / "state"), "device": "cpu"} | told
+        key = key or home / "key"
+        self._start(
+            folder or name,
+            home,
+            "flower-supernode",
+            f"--superlink=127.0.0.1:{self.proxies[name].port}",
+            f"--root-certificates={self.link_folder / 'keys' / 'ca.crt'}",
+            *([f"--auth-supernode-private-key={key}"] if key.exists() else []),
+            f"--port={free_port()}",
+            "--node-config=" + " ".join(f"{k}={json.dumps(v)}" for k, v in own.items()),
+        )
+
+    def _start(self, name: str, home: Path, *command: str) -> None:
+        (home / "flower").mkdir(parents=True, exist_ok=True)
+        with open(home / f"{name}.log", "ab") as out:
+            self.processes[name] = subprocess.Popen(
+                [self.program(command[0]), *command[1:]],
+                cwd=home,
+                env=self.environment(home),
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C reaches this process alone, which then stops the others in order
+            )
+
+    def stop(self, *names: str, kill: bool = False) -> None:
+        """End these processes and all that they started; at once with ``kill``."""
+        found: list[psutil.Process] = []
+        for name in names:
+            with suppress(psutil.NoSuchProcess):
+                top = psutil.Process(self.processes[name].pid)
+                found += [*top.children(recursive=True), top]
+        for process in found:
+            with suppress(psutil.NoSuchProcess):
+                process.kill() if kill else process.terminate()
+        for process in psutil.wait_procs(found, timeout=10)[1]:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        for name in names:
+            self.processes.pop(name).wait()
+
+    def wait(self, ready: Callable[[], Any], seconds: float, what: str, *needed: str) -> Any:
+        """What ``ready()`` returns as soon as that is something; an error when it takes too long."""
+        end = time.monotonic() + seconds
+        while not (value := ready()):
+            for name in needed:
+                if self.processes[name].poll() is not None:
+                    raise UserError(f"{name} ended while waiting for {what}; see {self.log(name)}.")
+            if time.monotonic() > end:
+                raise UserError(f"Waited {seconds:.0f} s for {what} in vain; see the logs in {self.folder}.")
+            time.sleep(0.1)
+        return value
+
+    def log(self, name: str) -> Path:
+        return (self.link_folder if name == "superlink" else self.folder / name) / f"{name}.log"
+
+    # --- Flower's command line ------------------------------------------------------------------------------------
+
+    @staticmethod
+    def program(name: str) -> str:
+        path = Path(sys.executable).parent / name
+        if not path.exists():
+            raise UserError(f"There is no {name} beside {sys.executable}; install the extra 'federated'.")
+        return str(path)
+
+    @staticmethod
+    def environment(home: Path) -> dict[str, str]:
+        """Flower finds its own programs on the path; it keeps its files in the party's folder and calls nobody."""
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+        return os.environ | QUIET | {"PATH": path, "FLWR_HOME": str(home / "flower"), "KD3A_CACHE": str(home / "cache")}
+
+    def flwr(self, *words: str) -> str:
+        """Give Flower's command to the SuperLink; returns what it prints."""
+        done = subprocess.run(
+            [self.program("flwr"), *words],
+            env=self.environment(self.link_folder),
+            cwd=self.link_folder,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        if done.returncode:
+            raise UserError(f"flwr {words[0]} failed: {done.stdout.strip()} {done.stderr.strip()}")
+        return done.stdout
+
+    def _answers(self) -> bool:
+        context = ssl.create_default_context(cafile=self.link_folder / "keys" / "ca.crt")
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=2) as plain:
+                context.wrap_socket(plain, server_hostname="127.0.0.1").close()
+                return True
+        except OSError:
+            return False
+
+    # --- runs -----------------------------------------------------------------------------------------------------
+
+    def begin(self, plan: dict[str, Any]) -> None:
+        """Start a run; nodes and files are filled in."""
+        for old in ("outcome.json", "rounds.jsonl"):
+            (self.link_folder / old).unlink(missing_ok=True)
+        whole = {
+            "nodes": self.nodes,
+            "sources": self.names,
+            "domain": str(self.link_folder / f"{self.target}.safetensors"),
+            "out": str(self.link_folder),
+        } | plan
+        path = self.link_folder / "plan.json"
+        path.write_text(json.dumps(whole))
+        self.flwr("run", str(APP), "here", "--run-config", f'plan="{path}"')
+
+    def rounds(self) -> list[dict[str, Any]]:
+        """What the target noted about each round so far."""
+        path = self.link_folder / "rounds.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def finish(self, seconds: float = 600) -> Record:
+        """Wait for the record of the run; a run that failed is an error with its reason."""
+        path = self.link_folder / "outcome.json"
+        self.wait(path.exists, seconds, "the run to end", "superlink")
+        outcome = json.loads(path.read_text())
+        if "error" in outcome:
+            raise UserError(outcome["error"])
+        return outcome["record"]
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
