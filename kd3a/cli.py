@@ -15,6 +15,7 @@ from kd3a import data, records
 from kd3a.data.files import digest
 from kd3a.domains import Domain, Part
 from kd3a.errors import UserError, choose, listing
+from kd3a.federation.files import export
 from kd3a.methods import METHODS
 from kd3a.runs import Run, execute, forget, make_run
 from kd3a.settings import Hardware, Training
@@ -79,11 +80,12 @@ def parser() -> argparse.ArgumentParser:
 
     _command(commands, "datasets", do_datasets, "list the datasets, their domains and what is available")
 
-    tool = _command(commands, "data", do_data, "prepare, check or show a dataset")
-    tool.add_argument("action", choices=("prepare", "build", "check", "show"), help="build is another word for prepare")
+    tool = _command(commands, "data", do_data, "prepare, check, show or export a dataset")
+    actions = ("prepare", "build", "check", "show", "export")
+    tool.add_argument("action", choices=actions, help="build is another word for prepare; export: a file per domain")
     tool.add_argument("name", nargs="?", default="digits", help="dataset (default: digits)")
     tool.add_argument("--data", type=Path, help="folder of downloaded data (default: KD3A_DATA)")
-    tool.add_argument("--out", type=Path, default=Path("contact-sheet.png"), help="picture that 'show' writes")
+    tool.add_argument("--out", type=Path, help="picture that 'show' writes, or folder of 'export'")
 
     verify = _command(commands, "verify", do_verify, "train recorded runs again and compare")
     verify.add_argument("files", nargs="*", type=Path, help="record files (default: results/*.jsonl)")
@@ -227,9 +229,14 @@ def do_data(arguments: argparse.Namespace) -> int:
     if preparing and hasattr(dataset, "prepare"):
         dataset.prepare(arguments.data)
     dataset = data.find(arguments.name, arguments.data)  # a folder knows its classes only now
+    if arguments.action == "export":
+        task = data.load(arguments.name, dataset.DOMAINS[0], arguments.data)
+        for path in export(task, arguments.out or Path(arguments.name)):
+            print(f"Wrote {path}.")
+        return 0
     domains, sha256 = dataset.load(arguments.data)
     if arguments.action == "show":
-        return show(dataset, domains, arguments.out)
+        return show(dataset, domains, arguments.out or Path("contact-sheet.png"))
     print(dataset.available(arguments.data))
     for domain in domains.values():
         shape = "×".join(map(str, domain.train.shape))

@@ -124,8 +124,7 @@ def execute(
             return known[key]
         method = start(run, task, hardware, exchange)
         device = method.trainer.device
-        executor = {"executor": exchange.executor} if exchange else {}
-        journal = Journal(records.provenance(device, hardware.threads) | executor)
+        journal = Journal(records.provenance(device, hardware.threads) | getattr(exchange, "provenance", {}))
         if state := load_checkpoint(checkpoint):
             tensors, journal = state
             method.load(tensors)

@@ -9,8 +9,8 @@ from flwr.clientapp import ClientApp
 
 from kd3a.errors import UserError
 from kd3a.federation import files, wire
+from kd3a.federation.flower import response, unpacked
 from kd3a.federation.source import answer
-from kd3a.federation.target import reply, unpacked
 from kd3a.settings import Hardware
 
 app = ClientApp()
@@ -26,4 +26,4 @@ def train(message: Message, context: Context) -> Message:
     hardware = Hardware(device=told.get("device", "auto"), threads=told.get("threads", 1))
     text = message.content["order"]["text"]
     given = answer(holding, Path(told["state"]), text, unpacked(message.content, "the target"), hardware)
-    return Message(reply(wire.encode(given.upload), given.loss), reply_to=message)
+    return Message(response(wire.encode(given.upload), given.loss), reply_to=message)

@@ -53,7 +53,7 @@ def export(task: Task, folder: Path) -> list[Path]:
         for split, part in zip(("train", "test"), holding.parts, strict=True):
             if type(part) not in PARTS.values():
                 raise UserError(f"Domain {domain.name} of {task.dataset} is read from its images; it has no export.")
-            tensors |= {f"{split}/{name}": t.contiguous() for name, t in part.tensors().items()}
+            tensors |= {f"{split}/{name}": t.contiguous().clone() for name, t in part.tensors().items()}
             plain = {f.name: getattr(part, f.name) for f in fields(part) if f.name not in part.tensors()}
             told[split] = {"kind": type(part).__name__} | plain
         paths.append(folder / f"{domain.name}.safetensors")

@@ -10,8 +10,9 @@ from flwr.serverapp import Grid, ServerApp
 
 from kd3a.errors import UserError
 from kd3a.federation import files
+from kd3a.federation.flower import FlowerExchange
 from kd3a.federation.order import admit
-from kd3a.federation.target import FlowerExchange, Plan
+from kd3a.federation.target import Plan
 from kd3a.records import Record
 from kd3a.runs import execute, make_run
 from kd3a.settings import Hardware
@@ -51,5 +52,4 @@ def federate(grid: Grid, plan: Plan) -> Record:
     task = holding.task(plan.sources, holding.domain.name)
     exchange = FlowerExchange(grid, run, plan, task.sha256)
     hardware = Hardware(device="auto")
-    keep = lambda method, stage: None  # noqa: E731
-    return execute(run, task, hardware, plan.dataset, plan.scale, quiet=True, on_stage=keep, exchange=exchange)
+    return execute(run, task, hardware, plan.dataset, plan.scale, quiet=True, exchange=exchange)
