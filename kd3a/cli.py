@@ -50,14 +50,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(required=True, metavar="COMMAND")
 
     run = _command(commands, "run", do_run, "train one method on one target and print its record")
-    run.add_argument("--dataset", default="digits", help="dataset (default: digits); see 'kd3a datasets'")
-    run.add_argument("--target", required=True, help="domain to adapt to; all other domains are sources")
-    run.add_argument("--method", default="kd3a", help="method (default: kd3a); see 'kd3a methods'")
-    run.add_argument("--seed", type=int, default=0, help="seed of everything random (default: 0)")
-    run.add_argument("--scale", default="quick", help="settings of params/<dataset>/<scale>.yaml (default: quick)")
-    run.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="change one setting; may be given repeatedly"
-    )
+    run_options(run)
     run.add_argument("--json", action="store_true", help="print exactly one JSON record on stdout and nothing else")
     run.add_argument("--out", type=Path, help="append the record to this .jsonl file (not trained again if there)")
     _hardware(run)
@@ -102,6 +95,18 @@ def _command(commands, name: str, function, text: str) -> argparse.ArgumentParse
     command = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
     command.set_defaults(command=function)
     return command
+
+
+def run_options(command: argparse.ArgumentParser, target: str | None = None) -> None:
+    """What :func:`run_of` reads; without a default, the target must be named."""
+    add = command.add_argument
+    add("--dataset", default="digits", help="dataset (default: digits); see 'kd3a datasets'")
+    domain = "domain to adapt to; all other domains are sources" + (f" (default: {target})" if target else "")
+    add("--target", required=target is None, default=target, help=domain)
+    add("--method", default="kd3a", help="method (default: kd3a); see 'kd3a methods'")
+    add("--seed", type=int, default=0, help="seed of everything random (default: 0)")
+    add("--scale", default="quick", help="settings of params/<dataset>/<scale>.yaml (default: quick)")
+    add("--set", action="append", default=[], metavar="KEY=VALUE", help="change one setting; may be given repeatedly")
 
 
 def _hardware(command: argparse.ArgumentParser) -> None:

@@ -195,7 +195,7 @@ class Machines:
 
     # --- runs -----------------------------------------------------------------------------------------------------
 
-    def begin(self, plan: dict[str, Any]) -> None:
+    def begin(self, plan: dict[str, Any], app: Path = APP) -> None:
         """Start a run; nodes and files are filled in."""
         for old in ("outcome.json", "rounds.jsonl"):
             (self.link_folder / old).unlink(missing_ok=True)
@@ -207,18 +207,22 @@ class Machines:
         } | plan
         path = self.link_folder / "plan.json"
         path.write_text(json.dumps(whole))
-        self.flwr("run", str(APP), "here", "--run-config", f'plan="{path}"')
+        self.flwr("run", str(app), "here", "--run-config", f'plan="{path}"')
 
     def rounds(self) -> list[dict[str, Any]]:
         """What the target noted about each round so far."""
         path = self.link_folder / "rounds.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
+    @property
+    def outcome(self) -> Path:
+        """Where the target leaves the record of its run, or the reason why there is none."""
+        return self.link_folder / "outcome.json"
+
     def finish(self, seconds: float = 600) -> Record:
         """Wait for the record of the run; a run that failed is an error with its reason."""
-        path = self.link_folder / "outcome.json"
-        self.wait(path.exists, seconds, "the run to end", "superlink")
-        outcome = json.loads(path.read_text())
+        self.wait(self.outcome.exists, seconds, "the run to end", "superlink")
+        outcome = json.loads(self.outcome.read_text())
         if "error" in outcome:
             raise UserError(outcome["error"])
         return outcome["record"]

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import threading
 from contextlib import suppress
+from pathlib import Path
 
 CHUNK = 1 << 16
 
 
 class Proxy:
-    """Listens on a free port of the loopback and hands all connections on to ``port`` there."""
+    """Listens on a free port of the loopback and hands all connections on to ``port`` there.
 
-    def __init__(self, port: int, keep: bool = False):
-        self.target = port
-        self.keep = keep
+    With ``keys``, the folder of the SuperLink's own key and certificates, it decrypts what it relays and encrypts it
+    again, so that what it keeps can be read. Nobody without that key can.
+    """
+
+    def __init__(self, port: int, keep: bool = False, keys: Path | None = None):
+        self.target, self.keep = port, keep
         self.up = self.down = 0  # bytes from the node, bytes to it
-        self.seen = bytearray()  # everything, both ways, when kept
+        self.streams: list[dict[str, bytearray]] = []  # of every connection, when they are kept
+        self.near = self.far = None
+        if keys:
+            self.near = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            self.near.load_cert_chain(keys / "server.crt", keys / "server.key")
+            self.far = ssl.create_default_context(cafile=keys / "ca.crt")
         self._lock = threading.Lock()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
@@ -28,22 +38,31 @@ class Proxy:
                 near, _ = self._listener.accept()
             except OSError:  # closed
                 return
-            try:
-                far = socket.create_connection(("127.0.0.1", self.target), timeout=10)
-            except OSError:  # nobody is there now: the node tries again
-                near.close()
-                continue
-            far.settimeout(None)
-            for source, sink, name in ((near, far, "up"), (far, near, "down")):
-                threading.Thread(target=self._relay, args=(source, sink, name), daemon=True).start()
+            threading.Thread(target=self._connect, args=(near,), daemon=True).start()
 
-    def _relay(self, source: socket.socket, sink: socket.socket, name: str) -> None:
+    def _connect(self, near: socket.socket) -> None:
+        try:
+            far = socket.create_connection(("127.0.0.1", self.target), timeout=10)
+            far.settimeout(None)
+            if self.near:
+                near = self.near.wrap_socket(near, server_side=True)
+                far = self.far.wrap_socket(far, server_hostname="127.0.0.1")
+        except OSError:  # nobody is there now: the node tries again
+            near.close()
+            return
+        kept = {"up": bytearray(), "down": bytearray()}
+        if self.keep:
+            self.streams.append(kept)
+        threading.Thread(target=self._relay, args=(near, far, "up", kept), daemon=True).start()
+        self._relay(far, near, "down", kept)
+
+    def _relay(self, source: socket.socket, sink: socket.socket, way: str, kept: dict[str, bytearray]) -> None:
         with suppress(OSError):
             while data := source.recv(CHUNK):
                 with self._lock:
-                    setattr(self, name, getattr(self, name) + len(data))
-                    if self.keep:
-                        self.seen += data
+                    setattr(self, way, getattr(self, way) + len(data))
+                if self.keep:
+                    kept[way] += data
                 sink.sendall(data)
         for end in (source, sink):
             with suppress(OSError):

@@ -1,0 +1,73 @@
+"""``python -m kd3a.federation``: a federation on one machine, and the keys of one on several."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from pathlib import Path
+
+from kd3a import cli, data
+from kd3a.errors import UserError
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point. A user's mistake prints one sentence and gives exit code 2; an interrupt stops every process."""
+    arguments = parser().parse_args(argv)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        return arguments.command(arguments)
+    except ModuleNotFoundError as error:
+        print(f"kd3a: {error.name} is not installed; 'make federate' sets it up.", file=sys.stderr)
+        return 2
+    except UserError as error:
+        print(f"kd3a: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("kd3a: stopped, and all processes of the federation with it.", file=sys.stderr)
+        return 130
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(prog="python -m kd3a.federation", description="KD3A with sources on other machines.")
+    commands = top.add_subparsers(required=True, metavar="COMMAND")
+    demo = commands.add_parser("demo", help="a SuperLink and its SuperNodes on this machine, beside the in-process run")
+    cli.run_options(demo, target="mnist_m")
+    demo.add_argument("--folder", type=Path, default=Path("_build/federation"), help="emptied first, then written into")
+    demo.set_defaults(command=do_demo)
+    certificates = commands.add_parser("certificates", help="a CA and the SuperLink's certificate")
+    certificates.add_argument("folder", type=Path)
+    certificates.add_argument("--host", action="append", default=[], help="name or address that nodes connect to")
+    certificates.set_defaults(command=do_certificates)
+    key = commands.add_parser("key", help="a node's pair of keys: FOLDER/key and FOLDER/key.pub")
+    key.add_argument("folder", type=Path)
+    key.set_defaults(command=do_key)
+    return top
+
+
+def do_demo(arguments: argparse.Namespace) -> int:
+    from kd3a.federation import demo
+
+    run = cli.run_of(arguments)
+    result = demo.compare(run, data.load(run.dataset, run.target), arguments.folder, arguments.scale)
+    print(demo.table(result))
+    return 1 if result.differing else 0
+
+
+def do_certificates(arguments: argparse.Namespace) -> int:
+    from kd3a.federation import keys
+
+    keys.server(arguments.folder, (*arguments.host, *keys.LOOPBACK))
+    print(f"Wrote ca.crt, server.crt and server.key into {arguments.folder}; nodes need ca.crt alone.")
+    return 0
+
+
+def do_key(arguments: argparse.Namespace) -> int:
+    from kd3a.federation import keys
+
+    print(f"Wrote {keys.node_keys(arguments.folder, 'key')} and key.pub; the SuperLink's owner registers key.pub.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
