@@ -21,7 +21,7 @@ from kd3a.runs import Run
 from kd3a.settings import Settings, Training
 from kd3a.trainer import Stage
 
-PAUSE = 0.2  # seconds between two looks
+PAUSE = 0.5  # seconds between two looks
 
 
 class Plan(Settings):

@@ -151,7 +151,7 @@ def requests(stream: bytes) -> list[tuple[str, bytes]]:
             server.send(h11.Response(status_code=200, headers=[("content-length", "0")]))
             server.send(h11.EndOfMessage())
             server.start_next_cycle()
-        elif event in (h11.NEED_DATA, h11.ConnectionClosed()) or isinstance(event, h11.ConnectionClosed):
+        elif event is h11.NEED_DATA:
             return out
 
 
