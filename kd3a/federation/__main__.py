@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import json
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -35,6 +37,12 @@ def parser() -> argparse.ArgumentParser:
     cli.run_options(demo, target="mnist_m")
     demo.add_argument("--folder", type=Path, default=Path("_build/federation"), help="emptied first, then written into")
     demo.set_defaults(command=do_demo)
+    simulate = commands.add_parser("simulate", help="the run in Flower's simulation engine, on Ray")
+    cli.run_options(simulate, target="mnist_m")
+    simulate.add_argument("--folder", type=Path, default=Path("_build/simulation"), help="emptied first")
+    simulate.add_argument("--cpus", type=float, default=1, help="CPUs for each source at work (default: 1)")
+    simulate.add_argument("--gpus", type=float, default=0.0, help="share of a GPU for each (default: 0)")
+    simulate.set_defaults(command=do_simulate)
     certificates = commands.add_parser("certificates", help="a CA and the SuperLink's certificate")
     certificates.add_argument("folder", type=Path)
     certificates.add_argument("--host", action="append", default=[], help="name or address that nodes connect to")
@@ -52,6 +60,16 @@ def do_demo(arguments: argparse.Namespace) -> int:
     result = demo.compare(run, data.load(run.dataset, run.target), arguments.folder, arguments.scale)
     print(demo.table(result))
     return 1 if result.differing else 0
+
+
+def do_simulate(arguments: argparse.Namespace) -> int:
+    from kd3a.federation.simulation import simulate
+
+    run, task = cli.run_of(arguments), data.load(arguments.dataset, arguments.target)
+    shutil.rmtree(arguments.folder, ignore_errors=True)
+    record = simulate(run, task, arguments.folder, arguments.cpus, arguments.gpus, arguments.scale)
+    print(json.dumps(record))
+    return 0
 
 
 def do_certificates(arguments: argparse.Namespace) -> int:

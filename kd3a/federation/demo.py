@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from kd3a.domains import Task
 from kd3a.federation.order import admit
-from kd3a.federation.processes import Machines
+from kd3a.federation.processes import Link, Machines
 from kd3a.records import Record
 from kd3a.runs import Run, checkpoint_folder, execute, forget
 from kd3a.settings import Hardware
@@ -84,7 +84,7 @@ def plan_of(run: Run, scale: str = "", **more: Any) -> dict[str, Any]:
     return told | {"training": run.training.model_dump(), "config": run.config.model_dump()} | more
 
 
-def watch(machines: Machines, say: Callable[[str], None]) -> Record:
+def watch(machines: Link, say: Callable[[str], None]) -> Record:
     """Tell every round as it ends; returns the record."""
     told = 0
 

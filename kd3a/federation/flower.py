@@ -45,7 +45,17 @@ class FlowerExchange(RemoteExchange):
 
     def __init__(self, grid: Grid, run: Run, plan: Plan, data_sha256: str):
         super().__init__(run, plan, data_sha256)
-        self.grid, self.nodes = grid, plan.nodes
+        self.grid, self.nodes = grid, dict(plan.nodes)
+        if not self.nodes:
+            self.introduce()
+
+    def introduce(self) -> None:
+        """Ask the nodes of a simulation for their names; nodes with keys are known by these."""
+        numbers = list(self.grid.get_node_ids())
+        letters = [self.grid.create_message(RecordDict(), "query", number, "0") for number in numbers]
+        for letter in self.grid.send_and_receive(letters, timeout=self.plan.deadline):
+            if not letter.has_error():
+                self.nodes[str(letter.content["name"]["name"])] = letter.metadata.src_node_id
 
     def online(self) -> list[str]:
         known = set(self.grid.get_node_ids())

@@ -16,10 +16,11 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import psutil
 
+from kd3a.domains import Task
 from kd3a.errors import UserError
 from kd3a.federation import files, keys
 from kd3a.federation.proxy import Proxy
@@ -29,86 +30,39 @@ APP = Path(__file__).parent / "app"
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",
     "OMP_NUM_THREADS": "1",
     "KD3A_PROGRESS": "0",
 }
 
 
-class Machines:
-    """A federation on one machine; a context that leaves no process behind."""
+class Link:
+    """A SuperLink and what belongs to it, in folder ``target``; a context that leaves no process behind."""
 
-    def __init__(self, folder: Path, task: files.Task, keep_traffic: bool = False):
-        self.folder, self.keep = folder, keep_traffic
+    def __init__(self, folder: Path, task: Task):
+        self.folder, self.task = folder, task
         self.names = [source.name for source in task.sources]
-        self.target = task.target.name
         self.link_folder = folder / "target"
         self.port = free_port()
         self.processes: dict[str, subprocess.Popen] = {}
-        self.proxies: dict[str, Proxy] = {}
         self.nodes: dict[str, int] = {}
-        keys.server(self.link_folder / "keys")
-        for path in files.export(task, folder / "exported"):
-            home = self.link_folder if path.stem == self.target else folder / path.stem
-            home.mkdir(parents=True, exist_ok=True)
-            path.replace(home / path.name)
-        for name in self.names:
-            keys.node_keys(folder / name, "key")
 
-    def __enter__(self) -> Machines:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_) -> None:
         self.stop(*self.processes)
-        for proxy in self.proxies.values():
-            proxy.close()
 
     # --- processes ------------------------------------------------------------------------------------------------
 
-    def start_link(self) -> None:
-        """Start the SuperLink and wait until it answers."""
-        own = self.link_folder / "keys"
-        self._start(
-            "superlink",
-            self.link_folder,
-            "flower-superlink",
-            "--enable-supernode-auth",
-            "--disable-runtime-dependency-installation",
-            f"--ssl-ca-certfile={own / 'ca.crt'}",
-            f"--ssl-certfile={own / 'server.crt'}",
-            f"--ssl-keyfile={own / 'server.key'}",
-            f"--database={self.link_folder / 'state.db'}",
-            f"--port={self.port}",
-        )
-        home = self.link_folder / "flower"
-        (home / "config.toml").write_text(
-            f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{self.port}"\n'
-            f'root-certificates = "{own / "ca.crt"}"\n'
-        )
-        self.wait(self._answers, 60, "the SuperLink to answer", "superlink")
-
-    def register(self, *names: str) -> None:
-        """Tell the SuperLink the public keys of these nodes."""
-        for name in names:
-            done = self.flwr("supernode", "register", str(self.folder / name / "key.pub"), "here", "--format=json")
-            self.nodes[name] = int(re.search(r'"node-id": "?(\d+)', done).group(1))
-
-    def start_node(self, name: str, key: Path | None = None, folder: str = "", **told: Any) -> None:
-        """Start the SuperNode of a source; what it sends and receives goes through a proxy that counts."""
-        home = self.folder / (folder or name)
-        if name not in self.proxies:
-            self.proxies[name] = Proxy(self.port, self.keep)
-        own = {"domain": str(home / f"{name}.safetensors"), "state": str(home / "state"), "device": "cpu"} | told
-        key = key or home / "key"
-        self._start(
-            folder or name,
-            home,
-            "flower-supernode",
-            f"--superlink=127.0.0.1:{self.proxies[name].port}",
-            f"--root-certificates={self.link_folder / 'keys' / 'ca.crt'}",
-            *([f"--auth-supernode-private-key={key}"] if key.exists() else []),
-            f"--port={free_port()}",
-            "--node-config=" + " ".join(f"{k}={json.dumps(v)}" for k, v in own.items()),
+    def _link(self, connection: str, *options: str) -> None:
+        """Start the SuperLink and tell Flower's command line how to connect to it."""
+        database = f"--database={self.link_folder / 'state.db'}"
+        off = "--disable-runtime-dependency-installation"
+        self._start("superlink", self.link_folder, "flower-superlink", off, database, f"--port={self.port}", *options)
+        (self.link_folder / "flower" / "config.toml").write_text(
+            f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{self.port}"\n{connection}\n'
         )
 
     def _start(self, name: str, home: Path, *command: str) -> None:
@@ -123,6 +77,14 @@ class Machines:
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C reaches this process alone, which then stops the others in order
             )
+
+    def listens(self, greet: Callable[[socket.socket], None] = socket.socket.close) -> bool:
+        """Whether the SuperLink takes connections, and what ``greet`` does with one."""
+        try:
+            greet(socket.create_connection(("127.0.0.1", self.port), timeout=2))
+        except OSError:
+            return False
+        return True
 
     def stop(self, *names: str, kill: bool = False) -> None:
         """End these processes and all that they started; at once with ``kill``."""
@@ -184,30 +146,22 @@ class Machines:
             raise UserError(f"flwr {words[0]} failed: {done.stdout.strip()} {done.stderr.strip()}")
         return done.stdout
 
-    def _answers(self) -> bool:
-        context = ssl.create_default_context(cafile=self.link_folder / "keys" / "ca.crt")
-        try:
-            with socket.create_connection(("127.0.0.1", self.port), timeout=2) as plain:
-                context.wrap_socket(plain, server_hostname="127.0.0.1").close()
-                return True
-        except OSError:
-            return False
-
     # --- runs -----------------------------------------------------------------------------------------------------
 
-    def begin(self, plan: dict[str, Any], app: Path = APP) -> None:
-        """Start a run; nodes and files are filled in."""
+    def begin(self, plan: dict[str, Any], app: Path = APP, options: tuple[str, ...] = (), **told: str) -> None:
+        """Start a run; nodes and files are filled in. ``told`` is more of the run's configuration."""
         for old in ("outcome.json", "rounds.jsonl"):
             (self.link_folder / old).unlink(missing_ok=True)
         whole = {
             "nodes": self.nodes,
             "sources": self.names,
-            "domain": str(self.link_folder / f"{self.target}.safetensors"),
+            "domain": str(self.link_folder / f"{self.task.target.name}.safetensors"),
             "out": str(self.link_folder),
         } | plan
         path = self.link_folder / "plan.json"
         path.write_text(json.dumps(whole))
-        self.flwr("run", str(app), "here", "--run-config", f'plan="{path}"')
+        words = " ".join(f"{key}={json.dumps(value)}" for key, value in ({"plan": str(path)} | told).items())
+        self.flwr("run", str(app), "here", "--run-config", words, *options)
 
     def rounds(self) -> list[dict[str, Any]]:
         """What the target noted about each round so far."""
@@ -226,6 +180,67 @@ class Machines:
         if "error" in outcome:
             raise UserError(outcome["error"])
         return outcome["record"]
+
+
+class Machines(Link):
+    """A federation on one machine: TLS, keys, and a folder for every node with its own domain's file alone."""
+
+    def __init__(self, folder: Path, task: Task, keep_traffic: bool = False):
+        super().__init__(folder, task)
+        self.keep = keep_traffic
+        self.proxies: dict[str, Proxy] = {}
+        keys.server(self.link_folder / "keys")
+        for path in files.export(task, folder / "exported"):
+            home = self.link_folder if path.stem == task.target.name else folder / path.stem
+            home.mkdir(parents=True, exist_ok=True)
+            path.replace(home / path.name)
+        for name in self.names:
+            keys.node_keys(folder / name, "key")
+
+    def __exit__(self, *_) -> None:
+        super().__exit__()
+        for proxy in self.proxies.values():
+            proxy.close()
+
+    def start_link(self) -> None:
+        """Start the SuperLink and wait until it answers."""
+        own = self.link_folder / "keys"
+        self._link(
+            f'root-certificates = "{own / "ca.crt"}"',
+            "--enable-supernode-auth",
+            f"--ssl-ca-certfile={own / 'ca.crt'}",
+            f"--ssl-certfile={own / 'server.crt'}",
+            f"--ssl-keyfile={own / 'server.key'}",
+        )
+        self.wait(self._answers, 120, "the SuperLink to answer", "superlink")
+
+    def register(self, *names: str) -> None:
+        """Tell the SuperLink the public keys of these nodes."""
+        for name in names:
+            done = self.flwr("supernode", "register", str(self.folder / name / "key.pub"), "here", "--format=json")
+            self.nodes[name] = int(re.search(r'"node-id": "?(\d+)', done).group(1))
+
+    def start_node(self, name: str, key: Path | None = None, folder: str = "", **told: Any) -> None:
+        """Start the SuperNode of a source; what it sends and receives goes through a proxy that counts."""
+        home = self.folder / (folder or name)
+        if name not in self.proxies:
+            self.proxies[name] = Proxy(self.port, self.keep)
+        own = {"domain": str(home / f"{name}.safetensors"), "state": str(home / "state"), "device": "cpu"} | told
+        key = key or home / "key"
+        self._start(
+            folder or name,
+            home,
+            "flower-supernode",
+            f"--superlink=127.0.0.1:{self.proxies[name].port}",
+            f"--root-certificates={self.link_folder / 'keys' / 'ca.crt'}",
+            *([f"--auth-supernode-private-key={key}"] if key.exists() else []),
+            f"--port={free_port()}",
+            "--node-config=" + " ".join(f"{k}={json.dumps(v)}" for k, v in own.items()),
+        )
+
+    def _answers(self) -> bool:
+        context = ssl.create_default_context(cafile=self.link_folder / "keys" / "ca.crt")
+        return self.listens(lambda plain: context.wrap_socket(plain, server_hostname="127.0.0.1").close())
 
 
 def free_port() -> int:

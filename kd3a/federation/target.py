@@ -44,7 +44,7 @@ class Plan(Settings):
     sources: tuple[str, ...] = Field(min_length=1)
     """Names of all sources, in the task's order."""
     nodes: dict[str, int] = Field(default_factory=dict)
-    """Every source's name and the number of its node, as 'flwr supernode register' gave it."""
+    """Every source's name and the number of its node, as 'flwr supernode register' gave it; none in a simulation."""
     deadline: float = Field(600.0, gt=0)
     """Seconds that a round waits for a source."""
     min_sources: int = Field(1, ge=1)
