@@ -8,7 +8,8 @@ Nothing of the algorithm is written here. A method asks its ``exchange`` for the
 - ``order``: what the target tells a source, as checked JSON
 - ``files``: one file per domain, so that a node holds its own samples and no others
 - ``source``, ``target``: the two sides; ``flower``, ``client_app`` and ``server_app`` put them on Flower
-- ``keys``: certificates and keys; ``processes``: SuperLink and SuperNodes on one machine; ``proxy``: counts bytes
+- ``worker``: answers without a new interpreter for each; ``keys``: certificates and keys
+- ``processes``: SuperLink and SuperNodes on one machine; ``proxy``: counts bytes
 
 Only ``flower``, the two apps, ``keys`` and ``processes`` need the extra ``federated``.
 """

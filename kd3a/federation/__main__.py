@@ -50,7 +50,18 @@ def parser() -> argparse.ArgumentParser:
     key = commands.add_parser("key", help="a node's pair of keys: FOLDER/key and FOLDER/key.pub")
     key.add_argument("folder", type=Path)
     key.set_defaults(command=do_key)
+    worker = commands.add_parser("worker", help="answers for a SuperNode of this machine that has --isolation process")
+    worker.add_argument("port", type=int, help="the SuperNode's --port")
+    worker.add_argument("node", type=int, help="number of its process; the worker ends with it")
+    worker.set_defaults(command=do_worker)
     return top
+
+
+def do_worker(arguments: argparse.Namespace) -> int:
+    from kd3a.federation.worker import work
+
+    work(f"127.0.0.1:{arguments.port}", arguments.node)
+    return 0
 
 
 def do_demo(arguments: argparse.Namespace) -> int:

@@ -87,8 +87,9 @@ class Link:
         return True
 
     def stop(self, *names: str, kill: bool = False) -> None:
-        """End these processes and all that they started; at once with ``kill``."""
+        """End these processes, with their workers and all that they started; at once with ``kill``."""
         found: list[psutil.Process] = []
+        names = [name for name in self.processes if name.removesuffix("-worker") in names or name in names]
         for name in names:
             with suppress(psutil.NoSuchProcess):
                 top = psutil.Process(self.processes[name].pid)
@@ -226,7 +227,7 @@ class Machines(Link):
         if name not in self.proxies:
             self.proxies[name] = Proxy(self.port, self.keep)
         own = {"domain": str(home / f"{name}.safetensors"), "state": str(home / "state"), "device": "cpu"} | told
-        key = key or home / "key"
+        key, port = key or home / "key", free_port()
         self._start(
             folder or name,
             home,
@@ -234,9 +235,12 @@ class Machines(Link):
             f"--superlink=127.0.0.1:{self.proxies[name].port}",
             f"--root-certificates={self.link_folder / 'keys' / 'ca.crt'}",
             *([f"--auth-supernode-private-key={key}"] if key.exists() else []),
-            f"--port={free_port()}",
+            "--isolation=process",
+            f"--port={port}",
             "--node-config=" + " ".join(f"{k}={json.dumps(v)}" for k, v in own.items()),
         )
+        node = str(self.processes[folder or name].pid)
+        self._start(f"{folder or name}-worker", home, "python", "-m", "kd3a.federation", "worker", str(port), node)
 
     def _answers(self) -> bool:
         context = ssl.create_default_context(cafile=self.link_folder / "keys" / "ca.crt")
