@@ -55,8 +55,8 @@ quick: .venv/installed ## run every notebook at quick scale, trained from scratc
 	rm -rf _build/quick
 	KD3A_CACHE=$(CURDIR)/_build/quick KD3A_RESULTS=$(CURDIR)/_build/quick $(BIN)/python book/build.py --scale quick --train --no-html
 
-bench: .venv/installed ## measure what is claimed to be fast, each ratio in one run
-	@$(BIN)/python tests/bench.py
+bench: .venv-federated/installed ## measure what is claimed to be fast, each ratio in one run
+	@$(FLOWER) tests/bench.py
 
 course: .venv/installed .venv-course/installed ## write the student release, the instructor edition and the points into _build/course
 	@$(BIN)/python course/release.py --nbgrader $(GRADER) $(if $(BOOK),--book $(BOOK))
