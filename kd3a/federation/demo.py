@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,39 +14,12 @@ from safetensors.torch import load_file
 from kd3a.domains import Task
 from kd3a.federation.order import admit
 from kd3a.federation.processes import Link, Machines
+from kd3a.federation.report import Comparison
 from kd3a.records import Record
 from kd3a.runs import Run, checkpoint_folder, execute, forget
 from kd3a.settings import Hardware
 
 CPU = Hardware(device="cpu", precision="float32")
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """A run in one process beside the same run on several."""
-
-    alone: Record
-    federated: Record
-    rounds: list[dict[str, Any]]
-    differing: list[str]  # tensors of the target that are not the same to the bit
-    sockets: dict[str, tuple[int, int]]  # bytes that crossed by source: up, down
-
-    def ledger(self, direction: str) -> int:
-        """Bytes of tensors that the ledger counted, ``up`` or ``down``."""
-        return sum(entry[f"bytes_{direction}"] for entry in self.federated["epochs"])
-
-    def payload(self, direction: str) -> int:
-        """Bytes of the messages' tensors with their names and shapes."""
-        return sum(entry[f"payload_{direction}"] for entry in self.rounds)
-
-    def crossed(self, direction: str) -> int:
-        """Bytes that the sockets carried, encryption, polling and all."""
-        return sum(pair[direction == "down"] for pair in self.sockets.values())
-
-    @property
-    def overhead(self) -> float:
-        """Seconds of a round over several processes, in those of a round in one."""
-        return self.federated["seconds"] / self.alone["seconds"]
 
 
 def told(line: str) -> None:
@@ -99,22 +71,3 @@ def watch(machines: Link, say: Callable[[str], None]) -> Record:
 
     machines.wait(look, 3600, "the run to end", "superlink")
     return machines.finish()
-
-
-def table(c: Comparison) -> str:
-    """The comparison in a few lines."""
-    lines = [f"{'epoch':>5} {'accuracy':>9} {'in one process':>15}"]
-    for one, other in zip(c.federated["epochs"], c.alone["epochs"], strict=True):
-        lines.append(f"{one['epoch']:5d} {one['target_accuracy']:9.4f} {other['target_accuracy']:15.4f}")
-    lines.append(f"{'bytes':>5} {'up':>14} {'down':>14}")
-    for name, count in (("ledger", c.ledger), ("messages", c.payload), ("sockets", c.crossed)):
-        lines.append(f"{name:8} {count('up'):11,d} {count('down'):14,d}")
-    rounds = len(c.rounds)
-    lines.append(
-        f"{c.federated['seconds'] / rounds:.1f} s a round, {c.alone['seconds'] / rounds:.1f} s in one process: "
-        f"{c.overhead:.1f}×"
-    )
-    lines.append(
-        f"The target's model {'differs in ' + ', '.join(c.differing) if c.differing else 'is the same to the bit'}."
-    )
-    return "\n".join(lines)
