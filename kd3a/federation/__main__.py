@@ -36,6 +36,7 @@ def parser() -> argparse.ArgumentParser:
     demo = commands.add_parser("demo", help="a SuperLink and its SuperNodes on this machine, beside the in-process run")
     cli.run_options(demo, target="mnist_m")
     demo.add_argument("--folder", type=Path, default=Path("_build/federation"), help="emptied first, then written into")
+    demo.add_argument("--save", action="store_true", help="write the comparison into results/federation.json")
     demo.set_defaults(command=do_demo)
     simulate = commands.add_parser("simulate", help="the run in Flower's simulation engine, on Ray")
     cli.run_options(simulate, target="mnist_m")
@@ -43,6 +44,12 @@ def parser() -> argparse.ArgumentParser:
     simulate.add_argument("--cpus", type=float, default=1, help="CPUs for each source at work (default: 1)")
     simulate.add_argument("--gpus", type=float, default=0.0, help="share of a GPU for each (default: 0)")
     simulate.set_defaults(command=do_simulate)
+    scale = commands.add_parser("scale", help="seconds and bytes of a round with more and more simulated sources")
+    cli.run_options(scale, target="mnist_m")
+    scale.add_argument("--folder", type=Path, default=Path("_build/scale"), help="emptied first")
+    scale.add_argument("--sources", type=int, nargs="+", default=[2, 4, 8, 16, 32], help="how many")
+    scale.add_argument("--save", action="store_true", help="write into results/federation.json")
+    scale.set_defaults(command=do_scale)
     certificates = commands.add_parser("certificates", help="a CA and the SuperLink's certificate")
     certificates.add_argument("folder", type=Path)
     certificates.add_argument("--host", action="append", default=[], help="name or address that nodes connect to")
@@ -53,6 +60,7 @@ def parser() -> argparse.ArgumentParser:
     worker = commands.add_parser("worker", help="answers for a SuperNode of this machine that has --isolation process")
     worker.add_argument("port", type=int, help="the SuperNode's --port")
     worker.add_argument("node", type=int, help="number of its process; the worker ends with it")
+    worker.add_argument("--bundled", action="store_true", help="run any program that a bundle names, not kd3a's own")
     worker.set_defaults(command=do_worker)
     return top
 
@@ -60,16 +68,18 @@ def parser() -> argparse.ArgumentParser:
 def do_worker(arguments: argparse.Namespace) -> int:
     from kd3a.federation.worker import work
 
-    work(f"127.0.0.1:{arguments.port}", arguments.node)
+    work(f"127.0.0.1:{arguments.port}", arguments.node, arguments.bundled)
     return 0
 
 
 def do_demo(arguments: argparse.Namespace) -> int:
-    from kd3a.federation import demo
+    from kd3a.federation import demo, report
 
     run = cli.run_of(arguments)
     result = demo.compare(run, data.load(run.dataset, run.target), arguments.folder, arguments.scale)
-    print(demo.table(result))
+    print(report.table(result))
+    if arguments.save:
+        report.Measured(comparison=result).write()
     return 1 if result.differing else 0
 
 
@@ -80,6 +90,19 @@ def do_simulate(arguments: argparse.Namespace) -> int:
     shutil.rmtree(arguments.folder, ignore_errors=True)
     record = simulate(run, task, arguments.folder, arguments.cpus, arguments.gpus, arguments.scale)
     print(json.dumps(record))
+    return 0
+
+
+def do_scale(arguments: argparse.Namespace) -> int:
+    from kd3a.federation import report, simulation
+
+    run, task = cli.run_of(arguments), data.load(arguments.dataset, arguments.target)
+    shutil.rmtree(arguments.folder, ignore_errors=True)
+    found = simulation.scaling(run, task, arguments.sources, arguments.folder)
+    for entry in found:
+        print(json.dumps(entry))
+    if arguments.save:
+        report.Measured(scaling=found).write()
     return 0
 
 

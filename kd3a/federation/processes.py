@@ -221,26 +221,26 @@ class Machines(Link):
             done = self.flwr("supernode", "register", str(self.folder / name / "key.pub"), "here", "--format=json")
             self.nodes[name] = int(re.search(r'"node-id": "?(\d+)', done).group(1))
 
-    def start_node(self, name: str, key: Path | None = None, folder: str = "", **told: Any) -> None:
-        """Start the SuperNode of a source; what it sends and receives goes through a proxy that counts."""
-        home = self.folder / (folder or name)
-        if name not in self.proxies:
-            self.proxies[name] = Proxy(self.port, self.keep)
+    def start_node(self, name: str, folder: str = "", bundled: bool = False, **told: Any) -> None:
+        """Start the SuperNode of a source and its worker; all of its traffic goes through a proxy that counts."""
+        label, port = folder or name, free_port()
+        home = self.folder / label
+        if label not in self.proxies:
+            self.proxies[label] = Proxy(self.port, self.keep)
         own = {"domain": str(home / f"{name}.safetensors"), "state": str(home / "state"), "device": "cpu"} | told
-        key, port = key or home / "key", free_port()
         self._start(
-            folder or name,
+            label,
             home,
             "flower-supernode",
-            f"--superlink=127.0.0.1:{self.proxies[name].port}",
+            f"--superlink=127.0.0.1:{self.proxies[label].port}",
             f"--root-certificates={self.link_folder / 'keys' / 'ca.crt'}",
-            *([f"--auth-supernode-private-key={key}"] if key.exists() else []),
+            *([f"--auth-supernode-private-key={home / 'key'}"] if (home / "key").exists() else []),
             "--isolation=process",
             f"--port={port}",
             "--node-config=" + " ".join(f"{k}={json.dumps(v)}" for k, v in own.items()),
         )
-        node = str(self.processes[folder or name].pid)
-        self._start(f"{folder or name}-worker", home, "python", "-m", "kd3a.federation", "worker", str(port), node)
+        words = [str(port), str(self.processes[label].pid), *(["--bundled"] if bundled else [])]
+        self._start(f"{label}-worker", home, "python", "-m", "kd3a.federation", "worker", *words)
 
     def _answers(self) -> bool:
         context = ssl.create_default_context(cafile=self.link_folder / "keys" / "ca.crt")

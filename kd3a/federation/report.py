@@ -95,13 +95,11 @@ def table(c: Comparison) -> str:
     rounds = len(c.rounds)
     pace = f"{c.federated['seconds'] / rounds:.1f} s a round, {c.alone['seconds'] / rounds:.1f} s in one process"
     verdict = f"differs in {', '.join(c.differing)}" if c.differing else "is the same to the bit"
-    shown = (
-        c.bytes().map("{:,.0f}".format).assign(**{"more than the ledger": c.bytes().iloc[:, -1].map("{:.1%}".format)})
-    )
+    formats = {"up": "{:,.0f}".format, "down": "{:,.0f}".format, "more than the ledger": "{:.1%}".format}
     return "\n".join(
         [
             f"Target accuracy by epoch:\n{c.accuracies().round(4).to_string()}",
-            f"Bytes that crossed:\n{shown.to_string()}",
+            f"Bytes that crossed:\n{c.bytes().to_string(formatters=formats)}",
             f"{pace}: {c.overhead:.1f}×",
             f"The target's model {verdict}.",
         ]

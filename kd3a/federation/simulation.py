@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
-from kd3a.domains import Task
+from kd3a.domains import Domain, Part, Task
+from kd3a.errors import UserError
 from kd3a.federation import files
-from kd3a.federation.demo import plan_of, told, watch
+from kd3a.federation.demo import CPU, plan_of, told, watch
 from kd3a.federation.processes import Link
 from kd3a.records import Record
-from kd3a.runs import Run
+from kd3a.runs import Run, start
 
 
 class Simulation(Link):
@@ -50,3 +52,35 @@ def simulate(run: Run, task: Task, folder: Path, cpus: float = 1, gpus: float = 
     with Simulation(folder.resolve(), task, cpus, gpus) as simulation:
         simulation.start_link()
         return simulation.record(run, scale)
+
+
+# --- many sources -----------------------------------------------------------------------------------------------------
+
+
+def shards(task: Task, number: int) -> Task:
+    """The task with so many sources: the first ones, or every source cut into parts of equal size.
+
+    Smaller sources, and the same target: what changes with the number is the work of a round, not the samples.
+    """
+    if number <= len(task.sources):
+        return replace(task, sources=task.sources[:number])
+    pieces, rest = divmod(number, len(task.sources))
+    if rest:
+        raise UserError(f"{number} sources cannot be cut from {len(task.sources)} evenly; choose a multiple.")
+
+    def piece(part: Part, i: int) -> Part:
+        return replace(part, **{name: tensor[i::pieces] for name, tensor in part.tensors().items()})
+
+    cut = (Domain(f"{s.name}-{i}", piece(s.train, i), piece(s.test, i)) for s in task.sources for i in range(pieces))
+    return replace(task, sources=tuple(cut))
+
+
+def scaling(run: Run, task: Task, numbers: list[int], folder: Path, cpus: float = 1) -> list[dict[str, float]]:
+    """Rounds, seconds and bytes of the run with each of these numbers of sources, simulated."""
+    out = []
+    for number in numbers:
+        record = simulate(run, shards(task, number), folder / str(number), cpus)
+        crossed = sum(entry["bytes_up"] + entry["bytes_down"] for entry in record["epochs"])
+        rounds = len(start(run, task, CPU).stages())
+        out.append({"sources": number, "rounds": rounds, "seconds": record["seconds"], "bytes": crossed})
+    return out

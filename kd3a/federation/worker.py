@@ -1,8 +1,8 @@
-"""A SuperExec that has imported everything: it forks for every answer where Flower's own starts a new interpreter.
+"""A node's worker, in the place of Flower's SuperExec: it runs this program alone, and forks for every answer.
 
-PyTorch takes seconds to import, an answer of a small network a fraction of one. A node uses it with ``--isolation
-process``; Flower's own ``flower-superexec`` does the same, slower. It leans on inner parts of Flower, whose version is
-pinned for that reason.
+Flower's own would run whatever program the bundle of a run names: whoever starts runs at the SuperLink could then run
+anything on the nodes. It would also start an interpreter and import PyTorch for every answer, which takes seconds. A
+node uses the worker with ``--isolation process``. It leans on inner parts of Flower, whose version is pinned.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from flwr.supercore.exit import exit_handler
 from flwr.supercore.superexec import run_superexec
 from flwr.supercore.superexec.executor import LaunchResult
 from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExecutor
-from flwr.supernode.runtime.run_clientapp import run_clientapp
+from flwr.supernode.runtime import run_clientapp
 
-from kd3a.federation import client_app  # noqa: F401 (imported here, it is there in every child)
+from kd3a.federation import client_app
 
 
 class Forks(SubprocessExecutor):
@@ -30,7 +30,7 @@ class Forks(SubprocessExecutor):
         code = 1
         try:
             exit_handler.registered_exit_handlers.clear()  # the parent's
-            run_clientapp(spec.runtime_api_address, spec.token, spec.insecure, parent_pid=spec.parent_pid)
+            run_clientapp.run_clientapp(spec.runtime_api_address, spec.token, spec.insecure, parent_pid=spec.parent_pid)
         except SystemExit as end:
             code = int(end.code or 0)
         finally:
@@ -45,7 +45,12 @@ class Forks(SubprocessExecutor):
                 pass
 
 
-def work(address: str, parent: int) -> None:
-    """Serve the SuperNode at this address of the same machine, as long as process ``parent`` lives."""
+def work(address: str, parent: int, bundled: bool = False) -> None:
+    """Serve the SuperNode at this address of the same machine, as long as process ``parent`` lives.
+
+    With ``bundled``, the program is the one that the bundle names, as Flower has it.
+    """
+    if not bundled:
+        run_clientapp.get_load_client_app_fn = lambda **_: lambda *_: client_app.app
     run_superexec.get_executor = lambda *_, **__: Forks()
     run_superexec.run_superexec(runtime_api_address=address, insecure=True, parent_pid=parent)

@@ -66,7 +66,7 @@ def machines(tiny_task, tmp_path_factory):
         # amber's traffic is decrypted on the way with the SuperLink's own key, the others' is not
         machines.proxies["amber"] = Proxy(machines.port, keep=True, keys=machines.link_folder / "keys")
         for name in machines.names:
-            machines.start_node(name)
+            machines.start_node(name, faults="0=nan 1=nan")  # if it ran the bundle's program, which it must not
         yield machines
         started = [psutil.Process(process.pid) for process in machines.processes.values()]
         started += [child for process in started for child in process.children(recursive=True)]
@@ -88,9 +88,9 @@ def strangers(machines, tmp_path_factory) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def official(machines, strangers):
-    """A whole run of KD3A, official variant, that nobody disturbs; strangers knock meanwhile."""
+    """A whole run of KD3A, official variant; strangers knock meanwhile, and the bundle brings a program of its own."""
     run = run_of("kd3a", tiny.LOW_GATE | {"variant": "official"})
-    machines.begin(plan_of(run, deadline=300))
+    machines.begin(plan_of(run, deadline=300), app=FAULTY)
     return run, machines.finish(PATIENCE), machines.rounds()
 
 
@@ -99,6 +99,11 @@ def test_the_run_ends_with_the_bits_of_one_process(machines, official, tiny_task
     assert [entry["answered"] for entry in rounds] == [machines.names] * 2
     assert_same_bits(machines, run, tiny_task, record)
     assert record["provenance"]["executor"] == "flower"
+
+
+def test_a_node_runs_its_own_program_and_not_the_bundles(machines, official):
+    assert [entry["refused"] for entry in official[2]] == [{}, {}]
+    assert not list(machines.folder.glob("*/state/fault-*"))
 
 
 def test_a_node_has_its_own_domain_and_no_other(machines, official):
@@ -120,7 +125,7 @@ def test_the_sockets_carry_the_ledgers_bytes_and_little_more(machines, official)
     for way in ("up", "down"):
         ledger = sum(entry[f"bytes_{way}"] for entry in record["epochs"])
         payload = sum(entry[f"payload_{way}"] for entry in rounds)
-        crossed = sum(getattr(proxy, way) for proxy in machines.proxies.values())
+        crossed = sum(getattr(machines.proxies[name], way) for name in machines.names)
         assert ledger < payload < crossed
         assert payload < ledger + wire.HEADER * 200 and crossed < 1.5 * payload + 200_000
 
@@ -183,10 +188,10 @@ def test_everything_that_a_node_ever_sent(machines, official, tiny_task):
 
 
 def restart(machines: Machines, **faults: str) -> None:
-    """Start all nodes anew, with these faults."""
+    """Start all nodes anew, with these faults; now they run the bundle's program."""
     machines.stop(*(name for name in machines.names if name in machines.processes))
     for name in machines.names:
-        machines.start_node(name, **({"faults": faults[name]} if name in faults else {}))
+        machines.start_node(name, bundled=True, faults=faults.get(name, ""))
 
 
 def deadline_of(rounds: list[dict]) -> int:
@@ -204,7 +209,7 @@ def faulty(machines, official):
     hanging = machines.folder / "amber" / "state" / "fault-2-late9999"
     machines.wait(hanging.exists, PATIENCE, "amber to begin round 2")
     machines.stop("amber", kill=True)
-    machines.start_node("amber")
+    machines.start_node("amber", bundled=True)
     return machines.finish(PATIENCE), machines.rounds()
 
 
