@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save
 
-from kd3a import cli, data, records, runs
+from kd3a import cli, data, plots_federation, records, runs
 from kd3a.channel import Channel, RefusedMessage
 from kd3a.domains import Domain, SparsePart
 from kd3a.errors import UserError
-from kd3a.federation import files, order, wire
+from kd3a.federation import files, order, report, wire
 from kd3a.federation.source import Shelf, answer
 from kd3a.federation.target import Plan, RemoteExchange, Reply
 from kd3a.methods import METHODS
@@ -389,3 +389,52 @@ def test_the_command_exports_every_domain(tmp_path, tiny_task, monkeypatch, caps
     assert len(capsys.readouterr().out.splitlines()) == 4
     assert files.read(tmp_path / "coral.safetensors").domain.name == "coral"
     data._domains.cache_clear()
+
+
+# --- what is measured -------------------------------------------------------------------------------------------------
+
+
+def comparison(**changes) -> report.Comparison:
+    def told(seconds: float) -> dict:
+        entry = {"target_accuracy": 0.5, "bytes_up": 400, "bytes_down": 300}
+        return {"seconds": seconds, "epochs": [entry | {"epoch": 1}, entry | {"epoch": 2}]}
+
+    whole = {"alone": told(2.0), "federated": told(9.0), "differing": [], "sockets": {"a": [600, 500], "b": [600, 501]}}
+    return report.Comparison(**whole | {"rounds": [{"payload_up": 450, "payload_down": 350}] * 2} | changes)
+
+
+def test_the_three_counts_of_bytes():
+    c = comparison()
+    assert c.bytes()[["up", "down"]].to_numpy().tolist() == [[800, 600], [900, 700], [1200, 1001]]
+    assert c.bytes()["more than the ledger"].tolist() == pytest.approx([0, 200 / 1400, 801 / 1400])
+    assert c.overhead == 4.5
+    assert "is the same to the bit" in report.table(c) and "1,001" in report.table(c) and "57.2%" in report.table(c)
+    assert "differs in denim/net/head.weight" in report.table(comparison(differing=["denim/net/head.weight"]))
+
+
+def test_measurements_are_kept_beside_each_other(tmp_path):
+    path = tmp_path / "federation.json"
+    assert report.Measured.read(path) == report.Measured()
+    report.Measured(comparison=comparison()).write(path)
+    scaling = [{"sources": 2, "rounds": 1, "seconds": 1.0, "bytes": 10}]
+    report.Measured(scaling=scaling).write(path)
+    assert report.Measured.read(path) == report.Measured(comparison(), scaling)
+    path.write_text("{}[")
+    with pytest.raises(UserError, match="measure again"):
+        report.Measured.read(path)
+
+
+def test_many_sources_by_formula():
+    scaling = [{"sources": k, "rounds": 2, "seconds": 2 * (3 + 0.5 * k), "bytes": 2 * k * 4e6} for k in (2, 4, 8)]
+    row = report.projected(scaling, [1000], bandwidth=1e8).loc[1000]
+    assert row.tolist() == pytest.approx([4.0, 40.0, 503.0])
+
+
+def test_figures_of_the_chapter(drawn):
+    scaling = [{"sources": k, "rounds": 2, "seconds": 2 * (3 + 0.5 * k), "bytes": 2 * k * 4e6} for k in (2, 4, 8)]
+    for name, make in {
+        "architecture": plots_federation.architecture,
+        "bytes": lambda: plots_federation.byte_bars(comparison()),
+        "scale": lambda: plots_federation.many_sources(scaling),
+    }.items():
+        assert drawn(make, f"federation-{name}").count("<path") > 20

@@ -214,7 +214,7 @@ def faulty(machines, official):
 
 
 @pytest.mark.parametrize(
-    ("at", "reason"), [(0, "is not finite"), (1, "expected"), (2, "torch.float64"), (3, "bytes, at most")]
+    ("at", "reason"), [(0, "is not finite"), (1, "expected"), (2, "torch.float16"), (3, "bytes, at most")]
 )
 def test_a_bad_upload_is_refused_by_name(faulty, machines, at, reason):
     record, rounds = faulty
@@ -233,7 +233,8 @@ def test_a_slow_source_is_not_waited_for(faulty):
 
 def test_a_source_that_dies_is_left_out_and_may_come_back(faulty):
     record, rounds = faulty
-    assert "amber" in rounds[2]["silent"] and record["epochs"][2]["weights"]["amber"] == 0
+    unheard = rounds[2]["silent"] + [n for n, why in rounds[2]["refused"].items() if "Node Unavailable" in why]
+    assert unheard == ["amber"] and record["epochs"][2]["weights"]["amber"] == 0  # whichever comes first
     assert rounds[3]["answered"] == ["amber", "coral"]
     weights = record["epochs"][3]["weights"]
     assert weights["amber"] > 0 and sum(weights.values()) == pytest.approx(1)
