@@ -47,6 +47,7 @@ class Link:
         self.port = free_port()
         self.processes: dict[str, subprocess.Popen] = {}
         self.nodes: dict[str, int] = {}
+        self.run = ""  # Flower's number of the last one
 
     def __enter__(self) -> Self:
         return self
@@ -162,7 +163,12 @@ class Link:
         path = self.link_folder / "plan.json"
         path.write_text(json.dumps(whole))
         words = " ".join(f"{key}={json.dumps(value)}" for key, value in ({"plan": str(path)} | told).items())
-        self.flwr("run", str(app), "here", "--run-config", words, *options)
+        done = self.flwr("run", str(app), "here", "--run-config", words, *options, "--format=json")
+        self.run = re.search(r'"run-id": "?(\d+)', done).group(1)
+
+    def said(self) -> str:
+        """What the target's program logged in the run."""
+        return self.flwr("log", self.run, "here", "--show")
 
     def rounds(self) -> list[dict[str, Any]]:
         """What the target noted about each round so far."""

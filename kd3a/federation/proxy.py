@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import ssl
+import struct
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -47,7 +48,8 @@ class Proxy:
             if self.near:
                 near = self.near.wrap_socket(near, server_side=True)
                 far = self.far.wrap_socket(far, server_hostname="127.0.0.1")
-        except OSError:  # nobody is there now: the node tries again
+        except OSError:  # nobody is there now: refuse as the port itself would, so that the node tries again
+            near.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             near.close()
             return
         kept = {"up": bytearray(), "down": bytearray()}

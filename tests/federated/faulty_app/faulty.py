@@ -17,7 +17,7 @@ app = ClientApp()
 FAULTS = {
     "nan": lambda t: torch.full_like(t, torch.nan),
     "shape": lambda t: t[:-1],
-    "dtype": lambda t: t.double(),
+    "dtype": lambda t: t.half(),
     "bytes": lambda t: torch.cat([t.flatten()] * (10_000_000 // t.nbytes)),
 }
 
