@@ -40,7 +40,7 @@ class Houses(RemoteExchange):
     def __init__(self, run: runs.Run, task, folder, out=None, spoil=None, **plan):
         told = {"dataset": "tiny", "method": run.method, "training": run.training, "config": run.config.model_dump()}
         told |= {"sources": SOURCES, "domain": folder / "denim.safetensors", "out": folder, "deadline": 0.01}
-        super().__init__(run, Plan(**told | plan), task.sha256)
+        super().__init__(run, Plan(**told | plan), task)
         self.folder, self.out, self.spoil = folder, out or {}, spoil or {}
         self.heard: list[tuple[int, str, bytes]] = []
         files.export(task, folder)
@@ -120,6 +120,18 @@ def test_the_target_sees_its_own_samples_only(tmp_path, tiny_task):
     assert torch.equal(task.target.train.x, tiny_task.target.train.x)
     mine = files.read(tmp_path / "beige.safetensors").task(SOURCES, "denim")
     assert [len(d.train) for d in (*mine.sources, mine.target)] == [0, tiny.SIZES["beige"], 0, 0]
+
+
+def test_a_task_without_some_sources_is_another_one(tmp_path, tiny_task):
+    files.export(tiny_task, tmp_path)
+    mine = files.read(tmp_path / "amber.safetensors")
+    whole = mine.task(("coral", "amber", "beige"), "denim")
+    assert [s.name for s in whole.sources] == list(SOURCES) and whole.sha256 == tiny_task.sha256
+    fewer = mine.task(("coral", "amber"), "denim")
+    assert [s.name for s in fewer.sources] == ["amber", "coral"] and fewer.sha256 != whole.sha256
+    assert mine.task(("amber", "coral"), "denim").sha256 == fewer.sha256
+    with pytest.raises(UserError, match="domain of tiny 'indigo'"):
+        mine.task(("amber", "indigo"), "denim")
 
 
 def test_uploads_hold_no_sample(cache, tmp_path, tiny_task):

@@ -67,7 +67,7 @@ def watch(machines: Link, say: Callable[[str], None]) -> Record:
             rest = f", without {', '.join(missing)}" if missing else ""
             say(f"round {entry['round']}  {len(entry['answered'])} answers in {entry['seconds']:6.1f} s{rest}")
             told += 1
-        return machines.outcome.exists()
+        return machines.ended()
 
     machines.wait(look, 3600, "the run to end", "superlink")
     return machines.finish()

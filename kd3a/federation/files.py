@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -24,33 +25,40 @@ class Holding:
 
     dataset: str
     classes: tuple[str, ...]
+    domains: tuple[str, ...]  # of the whole dataset, in its order
     sha256: str  # of the whole dataset
     domain: Domain
 
     def task(self, sources: tuple[str, ...], target: str) -> Task:
-        """The task as this owner sees it: all domains by name, its own with samples, the others empty."""
+        """The task as this owner sees it: all domains by name, its own with samples, the others empty.
+
+        Sources stand in the dataset's order, on which sums depend; a task without some of them has another hash.
+        """
         choose("domain of the run", self.domain.name, (*sources, target))
-        train, test = (replace(p, **{n: t[:0] for n, t in p.tensors().items()}) for p in self.parts)
+        for name in (*sources, target):
+            choose(f"domain of {self.dataset}", name, self.domains)
+        whole = set(self.domains) == {*sources, target}
+        sha256 = self.sha256 if whole else hashlib.sha256(f"{self.sha256} {sorted(sources)}".encode()).hexdigest()
+        none = [replace(p, **{n: t[:0] for n, t in p.tensors().items()}) for p in (self.domain.train, self.domain.test)]
 
         def domain(name: str) -> Domain:
-            return self.domain if name == self.domain.name else Domain(name, train, test)
+            return self.domain if name == self.domain.name else Domain(name, *none)
 
-        return Task(self.dataset, tuple(map(domain, sources)), domain(target), self.classes, self.sha256)
-
-    @property
-    def parts(self) -> tuple[Part, Part]:
-        return self.domain.train, self.domain.test
+        ordered = tuple(domain(name) for name in self.domains if name in sources)
+        return Task(self.dataset, ordered, domain(target), self.classes, sha256)
 
 
 def export(task: Task, folder: Path) -> list[Path]:
     """Write every domain of the task into a file of its own."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
-    for domain in (*task.sources, task.target):
-        holding = Holding(task.dataset, task.classes, task.sha256, domain)
+    domains = (*task.sources, task.target)
+    common = {"dataset": task.dataset, "classes": task.classes, "sha256": task.sha256}
+    common |= {"domains": [domain.name for domain in domains]}
+    for domain in domains:
         tensors: dict[str, Tensor] = {}
-        told: dict[str, Any] = {"dataset": task.dataset, "classes": task.classes, "sha256": task.sha256}
-        for split, part in zip(("train", "test"), holding.parts, strict=True):
+        told: dict[str, Any] = dict(common)
+        for split, part in (("train", domain.train), ("test", domain.test)):
             if type(part) not in PARTS.values():
                 raise UserError(f"Domain {domain.name} of {task.dataset} is read from its images; it has no export.")
             tensors |= {f"{split}/{name}": t.contiguous().clone() for name, t in part.tensors().items()}
@@ -70,7 +78,8 @@ def read(path: Path) -> Holding:
             parts = [_part(told[split], split, file) for split in ("train", "test")]
     except (SafetensorError, ValueError, KeyError, TypeError) as error:
         raise damaged(path, "an exported domain", error) from None
-    return Holding(told["dataset"], tuple(told["classes"]), told["sha256"], Domain(name, *parts))
+    names = tuple(told["classes"]), tuple(told["domains"])
+    return Holding(told["dataset"], *names, told["sha256"], Domain(name, *parts))
 
 
 def _part(told: dict[str, Any], split: str, file) -> Part:

@@ -9,6 +9,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
 from kd3a.channel import RefusedMessage
+from kd3a.domains import Task
 from kd3a.federation.target import PAUSE, Plan, RemoteExchange, Reply
 from kd3a.runs import Run
 from kd3a.trainer import Stage
@@ -43,8 +44,8 @@ class FlowerExchange(RemoteExchange):
 
     provenance: ClassVar = {"executor": "flower", "command": "flwr run"}  # the process's own holds a token
 
-    def __init__(self, grid: Grid, run: Run, plan: Plan, data_sha256: str):
-        super().__init__(run, plan, data_sha256)
+    def __init__(self, grid: Grid, run: Run, plan: Plan, task: Task):
+        super().__init__(run, plan, task)
         self.grid, self.nodes = grid, dict(plan.nodes)
         if not self.nodes:
             self.introduce()
@@ -59,7 +60,7 @@ class FlowerExchange(RemoteExchange):
 
     def online(self) -> list[str]:
         known = set(self.grid.get_node_ids())
-        return [name for name in self.plan.sources if self.nodes.get(name) in known]
+        return [name for name in self.sources if self.nodes.get(name) in known]
 
     def ask(self, stage: Stage, text: str, data: dict[str, bytes]) -> dict[str, Reply]:
         end = time.monotonic() + self.plan.deadline

@@ -31,6 +31,7 @@ QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_raylet_start_wait_time_s": "300",  # on a busy machine Ray itself is slow to start
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",
     "OMP_NUM_THREADS": "1",
     "KD3A_PROGRESS": "0",
@@ -48,6 +49,7 @@ class Link:
         self.processes: dict[str, subprocess.Popen] = {}
         self.nodes: dict[str, int] = {}
         self.run = ""  # Flower's number of the last one
+        self.asked = 0.0  # when Flower was last asked about it
 
     def __enter__(self) -> Self:
         return self
@@ -98,7 +100,10 @@ class Link:
         for process in found:
             with suppress(psutil.NoSuchProcess):
                 process.kill() if kill else process.terminate()
-        for process in psutil.wait_procs(found, timeout=10)[1]:
+        end = time.monotonic() + 10
+        while any(map(alive, found)) and time.monotonic() < end:
+            time.sleep(0.1)
+        for process in filter(alive, found):
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         for name in names:
@@ -164,6 +169,7 @@ class Link:
         path.write_text(json.dumps(whole))
         words = " ".join(f"{key}={json.dumps(value)}" for key, value in ({"plan": str(path)} | told).items())
         done = self.flwr("run", str(app), "here", "--run-config", words, *options, "--format=json")
+        self.asked = time.monotonic()
         self.run = re.search(r'"run-id": "?(\d+)', done).group(1)
 
     def said(self) -> str:
@@ -180,9 +186,18 @@ class Link:
         """Where the target leaves the record of its run, or the reason why there is none."""
         return self.link_folder / "outcome.json"
 
+    def ended(self) -> bool:
+        """Whether the run has left its outcome; every minute Flower is asked if it ended without one."""
+        if not self.outcome.exists() and time.monotonic() > self.asked + 60:
+            self.asked = time.monotonic()
+            told = self.flwr("list", "here", f"--run-id={self.run}", "--format=json")
+            if re.search(r'"status": "finished', told) and not self.outcome.exists():
+                raise UserError(f"The run ended without a record; the log of run {self.run} says why:\n{self.said()}")
+        return self.outcome.exists()
+
     def finish(self, seconds: float = 600) -> Record:
         """Wait for the record of the run; a run that failed is an error with its reason."""
-        self.wait(self.outcome.exists, seconds, "the run to end", "superlink")
+        self.wait(self.ended, seconds, "the run to end", "superlink")
         outcome = json.loads(self.outcome.read_text())
         if "error" in outcome:
             raise UserError(outcome["error"])
@@ -251,6 +266,14 @@ class Machines(Link):
     def _answers(self) -> bool:
         context = ssl.create_default_context(cafile=self.link_folder / "keys" / "ca.crt")
         return self.listens(lambda plain: context.wrap_socket(plain, server_hostname="127.0.0.1").close())
+
+
+def alive(process: psutil.Process) -> bool:
+    """Whether it still does something; one that ended and that nobody has asked for its code does not."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def free_port() -> int:

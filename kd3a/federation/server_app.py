@@ -15,7 +15,6 @@ from kd3a.federation.order import admit
 from kd3a.federation.target import Plan
 from kd3a.records import Record
 from kd3a.runs import execute, make_run
-from kd3a.settings import Hardware
 
 app = ServerApp()
 
@@ -24,6 +23,7 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Do the run of the plan; the record, or the reason why there is none, is left in the plan's folder."""
     plan = read_plan(Path(str(context.run_config["plan"])))
+    outcome = {"error": "The run was stopped."}
     try:
         outcome = {"record": federate(grid, plan)}
     except UserError as error:
@@ -50,6 +50,5 @@ def federate(grid: Grid, plan: Plan) -> Record:
     run = make_run(plan.dataset, holding.domain.name, plan.method, plan.seed, plan.training, plan.config)
     admit(run)
     task = holding.task(plan.sources, holding.domain.name)
-    exchange = FlowerExchange(grid, run, plan, task.sha256)
-    hardware = Hardware(device="auto")
-    return execute(run, task, hardware, plan.dataset, plan.scale, quiet=True, exchange=exchange)
+    exchange = FlowerExchange(grid, run, plan, task)
+    return execute(run, task, plan.hardware, plan.dataset, plan.scale, quiet=True, exchange=exchange)

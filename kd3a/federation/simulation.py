@@ -5,6 +5,7 @@ No process is started per answer, so this is the way to many sources; there is n
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -62,8 +63,9 @@ def shards(task: Task, number: int) -> Task:
 
     Smaller sources, and the same target: what changes with the number is the work of a round, not the samples.
     """
+    sha256 = hashlib.sha256(f"{task.sha256} {number}".encode()).hexdigest()
     if number <= len(task.sources):
-        return replace(task, sources=task.sources[:number])
+        return replace(task, sources=task.sources[:number], sha256=sha256)
     pieces, rest = divmod(number, len(task.sources))
     if rest:
         raise UserError(f"{number} sources cannot be cut from {len(task.sources)} evenly; choose a multiple.")
@@ -72,7 +74,7 @@ def shards(task: Task, number: int) -> Task:
         return replace(part, **{name: tensor[i::pieces] for name, tensor in part.tensors().items()})
 
     cut = (Domain(f"{s.name}-{i}", piece(s.train, i), piece(s.test, i)) for s in task.sources for i in range(pieces))
-    return replace(task, sources=tuple(cut))
+    return replace(task, sources=tuple(cut), sha256=sha256)
 
 
 def scaling(run: Run, task: Task, numbers: list[int], folder: Path, cpus: float = 1) -> list[dict[str, float]]:
@@ -82,5 +84,6 @@ def scaling(run: Run, task: Task, numbers: list[int], folder: Path, cpus: float 
         record = simulate(run, shards(task, number), folder / str(number), cpus)
         crossed = sum(entry["bytes_up"] + entry["bytes_down"] for entry in record["epochs"])
         rounds = len(start(run, task, CPU).stages())
+        told(f"{number} sources: {record['seconds'] / rounds:.1f} s a round")
         out.append({"sources": number, "rounds": rounds, "seconds": record["seconds"], "bytes": crossed})
     return out

@@ -36,12 +36,13 @@ def answer(holding: Holding, state: Path, text: str, received: bytes, hardware: 
     same function.
     """
     order = orders.read(text)
-    if (order.dataset, order.data_sha256) != (holding.dataset, holding.sha256):
+    task = holding.task(order.sources, order.target)
+    if (order.dataset, order.data_sha256) != (task.dataset, task.sha256):
         raise UserError(f"Domain {holding.domain.name} here is not of the data that the target names; export it again.")
     run, stage, name = order.run, order.stage, holding.domain.name
     orders.admit(run)
     torch.set_num_threads(hardware.threads)
-    method = start(run, holding.task(order.sources, order.target), hardware)
+    method = start(run, task, hardware)
     method.channel.round = stage.round
     method.sources = {name: method.sources[name]}
     shelf = Shelf(state, f"{order.key}-{name}")

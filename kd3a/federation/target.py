@@ -13,12 +13,13 @@ import torch
 from pydantic import Field
 
 from kd3a.channel import Message, RefusedMessage
+from kd3a.domains import Task
 from kd3a.errors import UserError, listing
 from kd3a.federation import order as orders
 from kd3a.federation import wire
 from kd3a.methods.base import Method
 from kd3a.runs import Run
-from kd3a.settings import Settings, Training
+from kd3a.settings import Hardware, Settings, Training
 from kd3a.trainer import Stage
 
 PAUSE = 0.5  # seconds between two looks
@@ -42,13 +43,15 @@ class Plan(Settings):
     domain: Path
     """File of the target's own domain."""
     sources: tuple[str, ...] = Field(min_length=1)
-    """Names of all sources, in the task's order."""
+    """Names of the sources that are to take part."""
     nodes: dict[str, int] = Field(default_factory=dict)
     """Every source's name and the number of its node, as 'flwr supernode register' gave it; none in a simulation."""
     deadline: float = Field(600.0, gt=0)
     """Seconds that a round waits for a source."""
     min_sources: int = Field(1, ge=1)
     """Fewer sources than these in a round stop the run; the same command resumes it."""
+    hardware: Hardware = Hardware()
+    """Where the target computes."""
     out: Path
     """Folder of the outcome and of the rounds' log."""
 
@@ -72,8 +75,9 @@ class RemoteExchange:
     provenance: ClassVar[dict[str, str]] = {}
     """What the record tells of it."""
 
-    def __init__(self, run: Run, plan: Plan, data_sha256: str):
-        self.run, self.plan, self.sha256 = run, plan, data_sha256
+    def __init__(self, run: Run, plan: Plan, task: Task):
+        self.run, self.plan, self.sha256 = run, plan, task.sha256
+        self.sources = tuple(source.name for source in task.sources)
         self.log = logging.getLogger("flwr")
         self.fresh = True  # in its first round, a run waits for everybody
 
@@ -87,10 +91,10 @@ class RemoteExchange:
 
     def __call__(self, method: Method, stage: Stage, message: Message, form: Message | None) -> dict[str, Message]:
         began, hub, there = time.monotonic(), method.task.target.name, self.gather(stage)
-        text = orders.write(self.run, self.plan.sources, self.sha256, stage)
+        text = orders.write(self.run, self.sources, self.sha256, stage)
         sent = {name: wire.encode(method.channel.send(message, hub, name)) for name in there}
         replies, uploads, refused = self.ask(stage, text, sent), {}, {}
-        for name in (name for name in self.plan.sources if name in replies):  # sums depend on the order
+        for name in (name for name in self.sources if name in replies):  # sums depend on the order
             try:
                 uploads[name] = self.take(method, name, replies[name], form)
             except RefusedMessage as error:
@@ -100,7 +104,7 @@ class RemoteExchange:
             round=stage.round,
             answered=list(uploads),
             refused=refused,
-            silent=[name for name in self.plan.sources if name not in replies],
+            silent=[name for name in self.sources if name not in replies],
             seconds=round(time.monotonic() - began, 3),
             payload_up=sum(len(reply.data) for reply in replies.values()),
             payload_down=sum(map(len, sent.values())),
@@ -121,7 +125,7 @@ class RemoteExchange:
 
     def gather(self, stage: Stage) -> list[str]:
         """Who takes part: at first everybody is waited for, later only as many as are needed."""
-        needed = len(self.plan.sources) if self.fresh else self.plan.min_sources
+        needed = len(self.sources) if self.fresh else self.plan.min_sources
         self.fresh = False
         end = time.monotonic() + self.plan.deadline
         while len(there := self.online()) < needed and time.monotonic() < end:
@@ -133,7 +137,7 @@ class RemoteExchange:
         if len(names) < self.plan.min_sources:
             reasons = "".join(f" {reason}" for reason in refused.values())
             raise UserError(
-                f"Round {stage.round}: {len(names)} of {len(self.plan.sources)} sources ({listing(names) or 'none'}) "
+                f"Round {stage.round}: {len(names)} of {len(self.sources)} sources ({listing(names) or 'none'}) "
                 f"take part, fewer than min_sources = {self.plan.min_sources}; start the others and give the same "
                 f"command again, it goes on from this round.{reasons}"
             )

@@ -23,7 +23,7 @@ from kd3a.channel import Channel
 from kd3a.errors import UserError
 from kd3a.federation import keys, wire
 from kd3a.federation.demo import CPU, plan_of
-from kd3a.federation.processes import Machines
+from kd3a.federation.processes import Machines, alive
 from kd3a.federation.proxy import Proxy
 from kd3a.models import parcel
 from kd3a.settings import Training
@@ -70,7 +70,7 @@ def machines(tiny_task, tmp_path_factory):
         yield machines
         started = [psutil.Process(process.pid) for process in machines.processes.values()]
         started += [child for process in started for child in process.children(recursive=True)]
-    assert len(started) > 6 and not any(process.is_running() for process in started)  # nothing is left behind
+    assert len(started) > 6 and not any(map(alive, started))  # nothing is left behind
 
 
 @pytest.fixture(scope="module")
