@@ -11,14 +11,15 @@ from typing import Any
 
 import yaml
 
-from kd3a import data, records
+from kd3a import data, reconstructions, records
 from kd3a.data.files import digest
 from kd3a.domains import Domain, Part
 from kd3a.errors import UserError, choose, listing
 from kd3a.methods import METHODS
+from kd3a.reconstructions import results_of
 from kd3a.runs import Run, execute, forget, make_run
 from kd3a.settings import Hardware, Training
-from kd3a.study import Results, load_study, shipped, table
+from kd3a.study import load_study, shipped
 from kd3a.traffic import in_words, traffic
 from kd3a.trainer import pick_device
 
@@ -177,7 +178,7 @@ def do_study(arguments: argparse.Namespace) -> None:
     only: dict[str, set[str]] = {}
     for key, value in pairs(arguments.only, "--only"):
         only.setdefault(key, set()).add(value)
-    results = Results(study, arguments.results, only)
+    results = results_of(study, arguments.results, only)
     if arguments.if_there:
         try:
             results.task(study.domains()[0], arguments.data)
@@ -190,10 +191,7 @@ def do_study(arguments: argparse.Namespace) -> None:
         )
         if busy:
             print(f"{busy} runs are being trained by other processes.")
-    rows = list(dict.fromkeys(title for title, _ in results.grid))
-    targets = [t for t in study.domains() if any(run.target == t for _, run in results.grid)]
-    print(f"\nTarget accuracy in %, mean ± sample standard deviation (number of seeds); {study.study}, {study.scale}\n")
-    print(table(results.frame(), rows, targets).to_string())
+    print(f"\n{results.text()}")
 
 
 def do_methods(arguments: argparse.Namespace) -> None:
@@ -275,7 +273,9 @@ def do_verify(arguments: argparse.Namespace) -> int:
 
 
 def verify_one(record: records.Record, hardware: Hardware, arguments: argparse.Namespace) -> int:
-    """Train one recorded run again; 0 if it agrees, 1 if not."""
+    """Train one recorded run again, or repeat an attack; 0 if it agrees, 1 if not."""
+    if "images" in record:
+        return reconstructions.verify(record, hardware, arguments.data, lambda line: print(line, flush=True))
     config = record["config"]
     training = Training.read({k: v for k, v in config.items() if k in Training.model_fields})
     own = {k: v for k, v in config.items() if k not in Training.model_fields}

@@ -12,6 +12,7 @@ from scipy import stats
 
 from kd3a.attacks import Attack
 from kd3a.poison import Poison
+from kd3a.reconstructions import results_of
 from kd3a.records import Record
 from kd3a.study import Results, Study, duration, percent, shipped, summary
 
@@ -19,7 +20,7 @@ from kd3a.study import Results, Study, duration, percent, shipped, summary
 def open_results(study: str, scale: str, folder: str = "") -> Results:
     """The records of a shipped study, in ``folder``, else in ``KD3A_RESULTS``, else in the repository's results/."""
     chosen = folder or os.environ.get("KD3A_RESULTS")
-    return Results(shipped(study, scale), Path(chosen) if chosen else None)
+    return results_of(shipped(study, scale), Path(chosen) if chosen else None)
 
 
 def finished(results: Results) -> list[tuple[str, Record]]:

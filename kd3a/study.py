@@ -14,6 +14,7 @@ from pydantic import AfterValidator, Field
 from kd3a import data, records
 from kd3a.domains import Task
 from kd3a.errors import UserError, choose
+from kd3a.probes import PrivacyStudy, Probe
 from kd3a.records import Record
 from kd3a.runs import Run, execute, forget, make_run
 from kd3a.settings import Hardware, Settings, Training
@@ -69,30 +70,37 @@ class Study(Settings):
             return self.training
         return Training.read(self.training.model_dump() | entry.training, f"training of row {entry.title!r}")
 
-    def runs(self, only: dict[str, set[str]] | None = None) -> list[tuple[str, Run]]:
+    def runs(self) -> list[tuple[str, Run]]:
         """The grid as (row title, run), seeds outermost, so that an early stop leaves whole tables."""
-        only = only or {}
         training = {entry.title: self.training_of(entry) for entry in self.methods}
-        grid = [
+        return [
             (entry.title, make_run(self.dataset, target, entry.method, seed, training[entry.title], entry.config))
             for seed in self.seeds
             for entry in self.methods
             for target in self.domains()
         ]
-        for name, values in only.items():
-            choose("key of --only", name, {"method": 0, "target": 0, "seed": 0, "row": 0})
-            grid = [pair for pair in grid if _facts(*pair)[name] in values]
-        if not grid:
-            raise UserError(f"No run of study {self.study} matches {only}; see the params file for what it holds.")
-        return grid
 
 
-def _facts(title: str, run: Run) -> dict[str, str]:
+def _facts(title: str, run: Run | Probe) -> dict[str, str]:
     return {"method": run.method, "target": run.target, "seed": str(run.seed), "row": title}
 
 
-def load_study(path: Path) -> Study:
-    """Read and check a params file, its methods' settings included, before anything else is loaded."""
+def chosen(study: Study | PrivacyStudy, only: dict[str, set[str]] | None = None) -> list[tuple[str, Run | Probe]]:
+    """The study's grid, or the part of it whose facts are among the wanted values."""
+    grid = study.runs()
+    for name, values in (only or {}).items():
+        choose("key of --only", name, {"method": 0, "target": 0, "seed": 0, "row": 0})
+        grid = [pair for pair in grid if _facts(*pair)[name] in values]
+    if not grid:
+        raise UserError(f"No run of study {study.study} matches {only}; see the params file for what it holds.")
+    return grid
+
+
+def load_study(path: Path) -> Study | PrivacyStudy:
+    """Read and check a params file, its methods' settings included, before anything else is loaded.
+
+    A file with ``attacks`` in place of ``methods`` is a study of what updates give away.
+    """
     try:
         values = yaml.safe_load(Path(path).read_text())
     except OSError:
@@ -101,15 +109,16 @@ def load_study(path: Path) -> Study:
         raise UserError(f"{path} is not a text file; params files are YAML in UTF-8.") from None
     except yaml.YAMLError as error:
         raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from None
-    study = Study.read(values, str(path))
+    attacks = isinstance(values, dict) and "attacks" in values
+    study = (PrivacyStudy if attacks else Study).read(values, str(path))
     dataset = choose(f"dataset in {path}:", study.dataset, data.DATASETS)
-    for target in study.targets:
+    for target in study.domains():
         choose(f"target in {path}:", target, dataset.DOMAINS)
     study.runs()
     return study
 
 
-def shipped(study: str, scale: str) -> Study:
+def shipped(study: str, scale: str) -> Study | PrivacyStudy:
     """The study that ``params/<study>/<scale>.yaml`` describes."""
     return load_study(records.ROOT / "params" / study / f"{scale}.yaml")
 
@@ -117,12 +126,14 @@ def shipped(study: str, scale: str) -> Study:
 class Results:
     """The records of a study: which runs are there, which are missing, and the table they make."""
 
-    def __init__(self, study: Study, folder: Path | None = None, only: dict[str, set[str]] | None = None):
+    def __init__(
+        self, study: Study | PrivacyStudy, folder: Path | None = None, only: dict[str, set[str]] | None = None
+    ):
         self.study = study
         self.path = records.results_file(study.study, study.scale) if folder is None else None
         if folder is not None:
             self.path = Path(folder) / f"{study.study}-{study.scale}.jsonl"
-        self.grid = study.runs(only)
+        self.grid = chosen(study, only)
         self.tasks: dict[str, Task] = {}
 
     def task(self, target: str, folder: Path | None = None) -> Task:
@@ -133,7 +144,7 @@ class Results:
     def found(self) -> dict[str, Record]:
         return {record["key"]: record for record in records.read(self.path)}
 
-    def recorded(self) -> list[tuple[str, Run, Record | None]]:
+    def recorded(self) -> list[tuple[str, Run | Probe, Record | None]]:
         """The grid with the record of each run that has one. No data is read: the newest record says which was used."""
         found = self.found()
         newest = next((record["data_sha256"] for record in reversed(found.values())), "")
@@ -145,7 +156,7 @@ class Results:
         if not missing:
             return "Every run is recorded."
         known = [record for path in sorted(self.path.parent.glob("*.jsonl")) for record in records.read(path)]
-        times = [expected_seconds(run, known) for run in missing]
+        times = [self.expected(run, known) for run in missing]
         told, runs = [t for t in times if t is not None], f"{len(missing)} of {len(self.grid)} runs to train"
         if not told:
             return f"{runs}; no recorded run tells yet how long they take."
@@ -173,7 +184,7 @@ class Results:
                 forget(key)
                 continue
             try:
-                record = execute(run, task, hardware, self.study.study, self.study.scale, quiet, out=self.path)
+                record = self.execute(run, task, hardware, quiet)
             except UserError as error:
                 if "not finite" in str(error):
                     say(f"{name}  diverged, no record: {error}")
@@ -183,11 +194,31 @@ class Results:
                     raise
                 continue
             forget(key)
-            say(f"{name}  accuracy {record['target_accuracy']:.3f}  {record['seconds']:.0f} s")
+            say(f"{name}  {self.outcome(record)}  {record['seconds']:.0f} s")
             if "no recorded run" in said:  # now there is one
                 said = self.estimate()
                 say(said)
         return busy
+
+    def execute(self, run: Run, task: Task, hardware: Hardware, quiet: bool) -> Record:
+        """Train one run and record it."""
+        return execute(run, task, hardware, self.study.study, self.study.scale, quiet, out=self.path)
+
+    def outcome(self, record: Record) -> str:
+        """A run's result in a few words."""
+        return f"accuracy {record['target_accuracy']:.3f}"
+
+    def expected(self, run: Run, known: list[Record]) -> float | None:
+        """Seconds that a run will take, if records tell."""
+        return expected_seconds(run, known)
+
+    def text(self) -> str:
+        """The table of what is recorded, for a terminal."""
+        rows = list(dict.fromkeys(title for title, _ in self.grid))
+        targets = [t for t in self.study.domains() if any(run.target == t for _, run in self.grid)]
+        title = "Target accuracy in %, mean ± sample standard deviation (number of seeds)"
+        cells = table(self.frame(), rows, targets).to_string()
+        return f"{title}; {self.study.study}, {self.study.scale}\n\n{cells}"
 
     def frame(self) -> pd.DataFrame:
         """One line per finished run of the grid: row, method, target, seed, accuracy, megabytes, seconds."""
