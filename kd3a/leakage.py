@@ -88,13 +88,13 @@ def local_update(
         create_graph: keep the graph of all steps, so that the update can itself be differentiated.
     """
     start = {name: p if create_graph else p.detach() for name, p in net.named_parameters()}
-    total = {name: torch.zeros_like(p) for name, p in start.items()}
+    total: Gradient = {}
     for batch, classes in zip(x.chunk(steps), labels.chunk(steps), strict=True):
-        weights = {name: p - rate * total[name] for name, p in start.items()}
+        weights = {name: p - rate * total[name] for name, p in start.items()} if total else start
         weights = weights if create_graph else {name: w.requires_grad_() for name, w in weights.items()}
         slope = gradient(net, batch, classes, create_graph, weights)
-        total = {name: total[name] + slope[name] for name in total}
-    return {name: t / steps for name, t in total.items()}
+        total = {name: total[name] + slope[name] for name in slope} if total else slope
+    return {name: t / steps for name, t in total.items()} if steps > 1 else total
 
 
 # --- what the attacker minimises --------------------------------------------------------------------------------------
@@ -115,8 +115,11 @@ def cosine_distance(a: Gradient, b: Gradient) -> Tensor:
     >>> round(cosine_distance({"w": torch.tensor([1.0, 0.0])}, {"w": torch.tensor([3.0, 0.0])}).item(), 6)
     0.0
     """
-    left, right = (torch.cat([g[name].flatten() for name in b]) for g in (a, b))
-    return 1 - F.cosine_similarity(left, right, dim=0)
+
+    def dot(one: Gradient, other: Gradient) -> Tensor:
+        return torch.stack([one[name].flatten() @ other[name].flatten() for name in b]).sum()
+
+    return 1 - dot(a, b) / (dot(a, a) * dot(b, b)).clamp_min(1e-24).sqrt()
 
 
 def total_variation(x: Tensor) -> Tensor:
