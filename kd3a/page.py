@@ -266,12 +266,15 @@ class Page:
             words.append("The records do not suffice to judge every statement yet.")
         if self.scale == "quick":
             words.append("This scale tests the code: nothing has converged, so it says little.")
-        words.append(
+        return Markdown(" ".join([*words, self.manner(claims)]))
+
+    def manner(self, claims: Sequence[Claim]) -> str:
+        """How leads are counted, in a sentence or two."""
+        return (
             f"Leads are in points of {measured(claims)} over the mean of all targets, seed by seed: mean ± sample "
             "standard deviation, the number of seeds in brackets, and the 95 % interval of Student's t. Against "
             "several rows, the strongest counts."
         )
-        return Markdown(" ".join(words))
 
 
 def percents(cells: pd.DataFrame, *columns: str) -> pd.DataFrame:

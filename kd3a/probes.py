@@ -24,10 +24,11 @@ from kd3a import leakage, models, records
 from kd3a.domains import Part, Task
 from kd3a.leakage import Gradient, Recovery
 from kd3a.runs import peak_bytes
-from kd3a.settings import Hardware, Settings
+from kd3a.settings import Hardware, KnownModel, Settings
 from kd3a.trainer import pick_device
 
 RECOVERED = 20.0  # decibels: a root-mean-square error of a tenth of the pixels' range
+NAMES = {"dlg": "DLG", "idlg": "iDLG", "inversion": "gradient inversion"}
 PICTURES = 2  # observations of a cell whose first guess is kept as a picture
 
 # --- params -----------------------------------------------------------------------------------------------------------
@@ -110,7 +111,7 @@ class PrivacyStudy(Settings):
     """Learning rate of the local steps: plain SGD."""
     most: int = Field(50, ge=1)
     """Images that inversion looks for at a time; larger updates are read as one gradient of so many."""
-    networks: list[str] = Field(min_length=1)
+    networks: list[KnownModel] = Field(min_length=1)
     """Names of the networks; see kd3a.models."""
     attacks: list[AttackEntry] = Field(min_length=1)
     """The attacks."""

@@ -12,7 +12,7 @@ from scipy import stats
 
 from kd3a.attacks import Attack
 from kd3a.poison import Poison
-from kd3a.reconstructions import results_of
+from kd3a.reconstructions import Reconstructions, results_of
 from kd3a.records import Record
 from kd3a.study import Results, Study, duration, percent, shipped, summary
 
@@ -69,7 +69,11 @@ def weights(runs: Sequence[tuple[str, Record]], domain: str) -> pd.DataFrame:
 
 def outcomes(results: Results) -> pd.DataFrame:
     """The study's frame with what else a record tells of its last epoch: the share of samples that the vote accepted,
-    how many of those it named correctly, and the weight of the bad domain; empty where a run has no such thing."""
+    how many of those it named correctly, and the weight of the bad domain; empty where a run has no such thing.
+
+    Of a study of attacks, a line per image."""
+    if isinstance(results, Reconstructions):
+        return results.frame()
     bad, lines = bad_domain(results.study), []
     for _, record in finished(results):
         last = record["epochs"][-1]

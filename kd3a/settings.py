@@ -67,10 +67,13 @@ def _known_model(name: str) -> str:
     return name
 
 
+KnownModel = Annotated[str, AfterValidator(_known_model)]
+
+
 class Training(Settings):
     """The budget and the optimiser: the same for every method of a study."""
 
-    model: Annotated[str, AfterValidator(_known_model)] = "cnn-narrow"
+    model: KnownModel = "cnn-narrow"
     """Name of the network; see kd3a.models."""
     epochs: int = Field(20, ge=1)
     """Passes over a domain's epoch_samples."""
