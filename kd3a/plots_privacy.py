@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
 from kd3a.plots import BLUE, GREEN, GREY, ORANGE, canvas, nothing, styled
 from kd3a.probes import NAMES, RECOVERED
 
-STYLES = {"dlg": (ORANGE, "s"), "idlg": (GREEN, "D"), "inversion": (BLUE, "o")}
+STYLES = {"dlg": (ORANGE, "s", -0.2), "idlg": (GREEN, "D", 0.0), "inversion": (BLUE, "o", 0.2)}
 MEASURES = {"psnr": "PSNR (dB)", "ssim": "SSIM"}
 
 
@@ -28,28 +30,38 @@ def fidelity_curves(frame: pd.DataFrame, seen: Sequence[str]) -> Figure:
         return nothing()
     networks = list(dict.fromkeys(frame["network"]))
     figure, axes = canvas(4.6, len(MEASURES), len(networks), sharex=True, sharey="row", squeeze=False)
+    single = [title for title in seen if title.endswith("× 1")]
     for column, network in enumerate(networks):
         for ax, (measure, label) in zip(axes[:, column], MEASURES.items(), strict=True):
-            for shift, (attack, (colour, marker)) in zip((-0.2, 0, 0.2), STYLES.items(), strict=True):
-                for kind, fill in (("control", "white"), ("attack", colour)):
-                    mine = frame[(frame["network"] == network) & (frame["attack"] == attack) & (frame["kind"] == kind)]
-                    spread = mine.groupby("seen")[measure].agg(["mean", "std"])
-                    at = [i for i, title in enumerate(seen) if title in spread.index]
-                    spread = spread.loc[[seen[i] for i in at]].fillna(0.0)
-                    name = NAMES[attack] + (", control" if kind == "control" else "")
-                    ax.errorbar(np.array(at) + shift, spread["mean"], spread["std"], color=colour, marker=marker, ms=4,
-                                mfc=fill, ls=":" if kind == "control" else "-", lw=1.2, capsize=2, elinewidth=1,
-                                label=name)  # fmt: skip
+            mine = frame[frame["network"] == network]
+            spread = mine.groupby(["attack", "kind", "seen"])[measure].agg(["mean", "std"]).fillna(0.0)
+            for kind, attack, part in product(("attack", "control"), STYLES, (single, [*seen[len(single) :]])):
+                told = [title for title in part if (attack, kind, title) in spread.index]
+                _whiskers(ax, [seen.index(title) for title in told], spread, attack, kind, told)
+            if 0 < len(single) < len(seen):
+                ax.axvline(len(single) - 0.5, color="#999999", lw=0.8, ls=(0, (3, 2)))
             if measure == "psnr":
-                ax.axhline(RECOVERED, color=GREY, lw=1, ls="--", label=f"recovered: {RECOVERED:g} dB")
+                ax.axhline(RECOVERED, color=GREY, lw=1.2, label=f"recovered: {RECOVERED:g} dB")
             if column == 0:
                 ax.set_ylabel(label)
         axes[0, column].set_title(network, fontweight="bold", loc="left")
         axes[-1, column].set_xticks(range(len(seen)), [t.replace(" × ", "\n×") for t in seen], fontsize=8.5)
     figure.supxlabel("local steps × images in a step", fontsize=10)
-    handles = dict(zip(*reversed(axes[0, 0].get_legend_handles_labels()), strict=True))
-    figure.legend(handles.values(), handles, loc="outside upper center", ncols=2, columnspacing=1.2)
+    handles, names = axes[0, 0].get_legend_handles_labels()
+    known = dict(zip(names, handles, strict=True))
+    order = sorted(known, key=lambda name: ("control" in name, "recovered" in name))
+    figure.legend([known[n] for n in order], order, loc="outside upper center", ncols=2, columnspacing=1.2)
     return figure
+
+
+def _whiskers(ax: Axes, at: Sequence[int], spread: pd.DataFrame, attack: str, kind: str, seen: Sequence[str]) -> None:
+    """One attack, or its control, as points with whiskers, beside those of the other attacks."""
+    colour, marker, shift = STYLES[attack]
+    cells = spread.reindex([(attack, kind, title) for title in seen])
+    hollow = kind == "control"
+    ax.errorbar(np.array(at) + shift, cells["mean"], cells["std"], color=colour, marker=marker, ms=4, capsize=2,
+                mfc="white" if hollow else colour, ls=":" if hollow else "-", lw=1.2, elinewidth=1,
+                label=NAMES[attack] + ", control" * hollow)  # fmt: skip
 
 
 @styled

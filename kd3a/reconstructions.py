@@ -89,7 +89,7 @@ def overview(frame: pd.DataFrame) -> pd.DataFrame:
         mine = mine.assign(row=mine["row"].str.removesuffix(" · control")).groupby("row", sort=False)
         for column, form, unit in (("psnr", "{:.1f} ± {:.1f}", "PSNR (dB)"), ("ssim", "{:.2f} ± {:.2f}", "SSIM")):
             spread = mine[column].agg(["mean", "std"]).reindex(rows).fillna(0.0)
-            table[name + unit] = [form.format(*cell) for cell in spread.itertuples(index=False)]
+            table[name + unit] = [form.format(*cell).replace("-", "−") for cell in spread.itertuples(index=False)]
         table[f"{name}recovered (%)"] = [f"{100 * share:.0f}" for share in mine["recovered"].mean().reindex(rows)]
     table.insert(0, "images", frame[frame["kind"] == "attack"].groupby("row", sort=False).size().reindex(rows))
     return table
