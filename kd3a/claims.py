@@ -112,6 +112,16 @@ def family(rows: Sequence[str], name: str) -> list[str]:
     return [row for row in rows if row.startswith(f"{name}, r = ")]
 
 
+def sensitivity(rows: Sequence[str]) -> list[Claim]:
+    """What KD3A's accuracy depends on: batch size, rounds, and the number of sources."""
+    kept = "does as well as the base"
+    return [
+        *(Claim(f"{row} {kept}", row, ("KD3A",), margin=-0.02) for row in rows if row.startswith("KD3A, batch")),
+        *(Claim(f"{row} {kept}", row, ("KD3A",), margin=-0.02) for row in rows if row.startswith("KD3A, r = ")),
+        Claim("KD3A with all sources beats KD3A with one", "KD3A", ("KD3A, K = 1",)),
+    ]
+
+
 def paper_against_code(rows: Sequence[str]) -> list[Claim]:
     """Whether the paper's text and the released code come to the same accuracy."""
     return [
@@ -156,6 +166,7 @@ CLAIMS: dict[str, Claims] = {
     "rounds": rounds,
     "paper-against-code": paper_against_code,
     "privacy": privacy,
+    "sensitivity": sensitivity,
 }
 
 

@@ -21,6 +21,7 @@ from kd3a.report import Claim
 from kd3a.runs import make_run, start
 from kd3a.settings import Hardware, Training
 from kd3a.study import summary, table
+from kd3a.traffic import traffic
 
 
 def facts_table(facts: Mapping[str, str]) -> Markdown:
@@ -224,9 +225,31 @@ class Page:
             return Markdown(f"> {refused}")
         return Markdown("The upload was accepted.")
 
-    def exchange(self) -> pd.DataFrame:
-        """Bytes beside accuracy."""
-        return report.exchange(self.frame, self.rows).rename_axis(index=None)
+    def exchange(self, rows: Sequence[str] | None = None, memory: bool = False) -> pd.DataFrame:
+        """Bytes beside accuracy and time, and beside memory where runs had a process of their own."""
+        return report.exchange(self.frame, list(rows or self.rows), memory).rename_axis(index=None)
+
+    def forecast(self, rows: Sequence[str]) -> pd.DataFrame | Markdown:
+        """Megabytes that a run of these rows sent, beside what :mod:`kd3a.traffic` says without training."""
+        task = self.task()
+        if task is None:
+            return Markdown("The data of this study are not at hand, so that no bytes can be forecast.")
+        sent = self.frame[self.frame["target"] == task.target.name].groupby("row")["megabytes"].mean()
+        texts = {}
+        for entry in (entry for entry in self.study.methods if entry.title in rows):
+            told = traffic(entry.method, task, self.study.training_of(entry), entry.config)
+            texts[entry.title, "recorded"] = f"{sent[entry.title]:,.2f}" if entry.title in sent.index else "–"
+            texts[entry.title, "forecast"] = f"{sum(told.values()) / 1e6:,.2f}"
+        display(Markdown(f"Megabytes of a run with target `{task.target.name}`."))
+        return report.tabulated(texts)
+
+    def sensitivity(self, name: str, base: str) -> Picture:
+        """Accuracy against the settings in which rows differ from row ``base``, a panel each, saved as ``name``."""
+        return plots.save(plots_studies.sensitivity(self.frame, report.varied(self.study, base)), name)
+
+    def costs(self, name: str, rows: Sequence[str]) -> Picture:
+        """Time, memory and bytes of rows as bars, saved as ``name``."""
+        return plots.save(plots_studies.cost_bars(self.frame, rows), name)
 
     # --- a search -------------------------------------------------------------------------------------------------
 

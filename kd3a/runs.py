@@ -83,6 +83,7 @@ def checkpoint_folder() -> Path:
 def start(run: Run, task: Task, hardware: Hardware) -> Method:
     """Build the run's method, ready for its first stage."""
     trainer = Trainer(run.training, hardware, run.seed)
+    task = task.with_sources(run.training.sources, trainer.derive("sources"))
     task = poisoned(task.to(trainer.device), Poison.parse(run.training.poison), trainer.derive("poison"))
     channel = Channel(task.target.name)
     if attack := Attack.parse(run.training.attack):

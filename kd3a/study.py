@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, Literal
@@ -56,6 +58,8 @@ class Study(Settings):
     """Domains that are the target in turn; all of them by default."""
     seeds: Annotated[list[int], AfterValidator(_distinct)] = Field(min_length=1)
     """One run per seed."""
+    apart: bool = False
+    """Whether every run has a process of its own, so that its peak memory is its own too."""
     training: Training
     """Budget and optimiser, the same for every method."""
     methods: list[MethodEntry] = Field(min_length=1)
@@ -135,6 +139,7 @@ class Results:
             self.path = Path(folder) / f"{study.study}-{study.scale}.jsonl"
         self.grid = chosen(study, only)
         self.tasks: dict[str, Task] = {}
+        self.folder: Path | None = None  # of downloaded data
 
     def task(self, target: str, folder: Path | None = None) -> Task:
         if target not in self.tasks:
@@ -174,6 +179,7 @@ class Results:
 
         A run that diverges is told and passed over: it must not keep the others from being trained.
         """
+        self.folder = folder
         busy, said = 0, self.estimate()
         say(said)
         for number, (title, run) in enumerate(self.grid, 1):
@@ -202,7 +208,13 @@ class Results:
 
     def execute(self, run: Run, task: Task, hardware: Hardware, quiet: bool) -> Record:
         """Train one run and record it."""
-        return execute(run, task, hardware, self.study.study, self.study.scale, quiet, out=self.path)
+        told = (hardware, self.study.study, self.study.scale, quiet)
+        if not self.study.apart:
+            return execute(run, task, *told, out=self.path)
+        processes = get_context("forkserver")
+        processes.set_forkserver_preload([__name__])  # read once, by the server that the processes are copied from
+        with ProcessPoolExecutor(1, processes) as pool:
+            return pool.submit(execute_apart, run, self.folder, *told, self.path).result()
 
     def outcome(self, record: Record) -> str:
         """A run's result in a few words."""
@@ -239,6 +251,12 @@ class Results:
         return pd.DataFrame(
             rows, columns=["row", "method", "target", "seed", "accuracy", "megabytes", "seconds", "key"]
         )
+
+
+def execute_apart(run: Run, folder: Path | None, hardware: Hardware, study: str, scale: str, quiet: bool, out: Path):
+    """:func:`kd3a.runs.execute` in another process, which reads the data itself."""
+    task = data.load(run.dataset, run.target, folder)
+    return execute(run, task, hardware, study, scale, quiet, out=out)
 
 
 def expected_seconds(run: Run, known: list[Record]) -> float | None:
