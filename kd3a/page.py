@@ -333,10 +333,23 @@ def measured(claims: Sequence[Claim]) -> str:
     return " or ".join([NAMES[value] for value in NAMES if value in values])
 
 
+def printed(name: str) -> pd.DataFrame:
+    """A table of the paper as it stands there, mean ± standard deviation in percent."""
+    cells = paper_cells(name)
+    spread = [f" ± {std}" if pd.notna(std) else "" for std in cells["std"]]
+    texts = {(r.row, r.column): f"{r.mean}{more}" for r, more in zip(cells.itertuples(), spread, strict=True)}
+    return report.tabulated(texts)
+
+
 def paper_table(name: str) -> dict[tuple[str, str], str]:
     """Numbers that the paper prints, by row and column; its average column is called ``mean``."""
-    printed = pd.read_csv(records.ROOT / "results" / "paper.csv", dtype=str)
-    printed = printed[printed["table"] == name]
-    if printed.empty:
+    return {(r.row, r.column): r.mean for r in paper_cells(name).itertuples()}
+
+
+def paper_cells(name: str) -> pd.DataFrame:
+    """The lines of a table of the paper: row, column, mean, std; its average column is called ``mean``."""
+    cells = pd.read_csv(records.ROOT / "results" / "paper.csv", dtype=str)
+    cells = cells[cells["table"] == name]
+    if cells.empty:
         raise UserError(f"The paper has no table {name!r} in results/paper.csv.")
-    return {(r.row, r.column.replace("avg", "mean")): r.mean for r in printed.itertuples()}
+    return cells.assign(column=cells["column"].str.replace("avg", "mean"))

@@ -574,21 +574,21 @@ def test_the_ladder_turns_one_thing_at_a_time():
 # --- pages ------------------------------------------------------------------------------------------------------------
 
 
-def shown_by(study: str, **parameters) -> list:
+def shown_by(page: str, /, **parameters) -> list:
     """Run the code of a page here, with these parameters; returns what its cells would show."""
-    notebook = nbformat.read(ROOT / "book" / "studies" / f"{study}.ipynb", as_version=4)
+    notebook = nbformat.read(ROOT / "book" / "studies" / f"{page}.ipynb", as_version=4)
     names, shown = {}, []
     for cell in notebook.cells:
         if cell.cell_type != "code":
             continue
         tree = ast.parse(cell.source)
         last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-        exec(compile(tree, study, "exec"), names)
+        exec(compile(tree, page, "exec"), names)
         if "parameters" in cell.metadata.get("tags", []):
             assert set(parameters) <= set(names), "a page takes these parameters"
             names |= parameters
         if last is not None:
-            shown.append(eval(compile(ast.Expression(last.value), study, "eval"), names))
+            shown.append(eval(compile(ast.Expression(last.value), page, "eval"), names))
     return shown
 
 
