@@ -11,6 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_studies import no_task, shown_by  # noqa: F401 (a fixture)
+from test_tutorial_rounds import SMALL as SHAPE
+from test_tutorial_rounds import batch as images
+from test_tutorial_rounds import net  # noqa: F401 (a fixture)
 
 from kd3a import claims, cli, leakage, models, plots, plots_privacy, probes, report
 from kd3a.errors import UserError
@@ -19,41 +22,28 @@ from kd3a.probes import PrivacyStudy, Probe, Seen, Setting
 from kd3a.reconstructions import Reconstructions, control
 from kd3a.study import shipped
 
-SHAPE = (3, 8, 8)
-
-
-@pytest.fixture(scope="module")
-def net() -> models.Net:
-    return models.build("cnn-sigmoid", SHAPE, 3, seed=0)
-
-
-def images(number: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.rand(number, *SHAPE, generator=generator), torch.randint(3, (number,), generator=generator)
-
-
 # --- updates ----------------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=15, deadline=None)
 @given(steps=st.integers(1, 4), batch=st.integers(1, 3), rate=st.sampled_from([0.01, 0.1]))
 def test_an_update_is_what_sgd_does(steps, batch, rate):
-    net = models.build("cnn-sigmoid", SHAPE, 3, seed=steps)
+    fresh = models.build("cnn-sigmoid", SHAPE, 3, seed=steps)
     x, y = images(steps * batch)
-    seen = leakage.local_update(net, x, y, steps, rate)
-    before = {name: p.detach().clone() for name, p in net.named_parameters()}
-    optimiser = torch.optim.SGD(net.parameters(), lr=rate)
+    seen = leakage.local_update(fresh, x, y, steps, rate)
+    before = {name: p.detach().clone() for name, p in fresh.named_parameters()}
+    optimiser = torch.optim.SGD(fresh.parameters(), lr=rate)
     for some, labels in zip(x.split(batch), y.split(batch), strict=True):
         optimiser.zero_grad()
-        torch.nn.functional.cross_entropy(net(some), labels).backward()
+        torch.nn.functional.cross_entropy(fresh(some), labels).backward()
         optimiser.step()
-    after = dict(net.named_parameters())
+    after = dict(fresh.named_parameters())
     expected = leakage.update_as_gradient(before, after, rate * steps)
     for name, tensor in expected.items():
         torch.testing.assert_close(seen[name], tensor, atol=1e-4, rtol=1e-3)
 
 
-def test_an_attacker_that_follows_the_steps_explains_the_update_and_another_does_not(net):
+def test_an_attacker_that_follows_the_steps_explains_the_update_and_another_does_not(net):  # noqa: F811
     x, y = images(3)
     update = leakage.local_update(net, x, y, 3, 0.5)
     followed = leakage.objective(net, update, steps=3, rate=0.5)
@@ -64,7 +54,7 @@ def test_an_attacker_that_follows_the_steps_explains_the_update_and_another_does
     assert slope.isfinite().all() and slope.abs().max() > 0
 
 
-def test_inversion_finds_the_image_and_stays_in_the_box(net):
+def test_inversion_finds_the_image_and_stays_in_the_box(net):  # noqa: F811
     x, y = images(1)
     x = torch.nn.functional.interpolate(2 * x[..., ::4, ::4] - 1, scale_factor=4)  # smooth, as images are
     update = leakage.local_update(net, x, y)
@@ -77,21 +67,15 @@ def test_inversion_finds_the_image_and_stays_in_the_box(net):
     assert not torch.equal(again.x, leakage.inversion(net, update, y, SHAPE, iterations=3, seed=2).x)
 
 
-def test_a_search_without_a_way_down_ends(net):
-    x, y = images(1)
-    flat = {name: torch.zeros_like(p) for name, p in net.named_parameters()}
-    update = leakage.local_update(net, x, y)
-    found = leakage.dlg(lambda_net(net), flat | {"head.bias": update["head.bias"]}, (1, *SHAPE), steps=30)
-    assert len(found.trace) < 31
-
-
-def lambda_net(net: models.Net) -> models.Net:
-    """A network whose features do not depend on its input: no guess is better than another."""
+def test_a_search_without_a_way_down_ends():
+    """A network that does not look at its input: no guess is better than another."""
     blind = models.build("cnn-sigmoid", SHAPE, 3, seed=1)
     with torch.no_grad():
         for parameter in blind.parameters():
             parameter.zero_()
-    return blind
+    update = leakage.local_update(blind, *images(1))
+    wrong = update | {"head.bias": update["head.bias"] + 5}
+    assert len(leakage.dlg(blind, wrong, (1, *SHAPE), steps=30).trace) < 31
 
 
 # --- probes -----------------------------------------------------------------------------------------------------------
@@ -161,7 +145,7 @@ def test_a_record_tells_how_close_guesses_came_to_private_and_to_other_images(ti
 def test_inversion_looks_for_all_images_of_a_small_update_and_follows_its_steps(tiny_task, monkeypatch):
     asked = []
 
-    def invert(net, update, labels, shape, iterations, smoothness, seed, steps, rate):
+    def invert(_, update, labels, shape, iterations, smoothness, seed, steps, rate):
         asked.append((len(labels), steps))
         return leakage.Recovery(torch.zeros(len(labels), *shape), labels, [1.0, 1.0])
 
