@@ -5,7 +5,7 @@ GRADER := .venv-course/bin/python
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help book test testcourse study quick bench course grade clean
+.PHONY: help book pdf test testcourse study quick bench course grade clean
 
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -25,8 +25,12 @@ help: ## list the targets
 book: .venv/installed ## execute the notebooks on the recorded runs and build the book; prints the path of index.html
 	@$(BIN)/python book/build.py
 
+pdf: book ## build and print the book into _build/kd3a.pdf (system package: chromium; installed where none is found)
+	@$(BIN)/python book/browser.py
+	@$(BIN)/python book/pdf.py
+
 test: .venv/installed ## run all tests, the browser's included
-	@$(BIN)/python tests/browser.py
+	@$(BIN)/python book/browser.py
 	$(BIN)/python -m ruff check kd3a book course tests
 	$(BIN)/python -m ruff format --check kd3a book course tests
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile
@@ -34,8 +38,8 @@ test: .venv/installed ## run all tests, the browser's included
 testcourse: .venv/installed .venv-course/installed ## release the course, grade planted submissions, compare
 	$(BIN)/python -m pytest -q course/test_grading.py
 
-study: .venv/installed ## train what is missing of STUDY=name at SCALE=cpu, or of all studies with data (hours; stops and resumes)
-	for params in params/$(or $(STUDY),*)/$(or $(SCALE),cpu).yaml; do $(BIN)/kd3a study $$params $(if $(STUDY),,--if-there) || exit; done
+study: .venv/installed ## train what is missing of STUDY=name at SCALE=cpu, or of all studies with data (hours; stops and resumes; WORKERS=2 trains two runs at a time)
+	for params in params/$(or $(STUDY),*)/$(or $(SCALE),cpu).yaml; do $(BIN)/kd3a study $$params $(if $(STUDY),,--if-there) $(if $(WORKERS),--workers $(WORKERS)) || exit; done
 
 quick: .venv/installed ## run every notebook at quick scale, trained from scratch, into _build/quick
 	rm -rf _build/quick

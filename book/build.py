@@ -1,6 +1,6 @@
 """Build the book: execute its notebooks with papermill, then render it offline with warnings as errors.
 
-    python book/build.py [--scale quick|cpu] [--train] [--no-html]
+    python book/build.py [--scale quick|cpu] [--train] [--no-html | --no-run]
 
 The last line printed is the path of ``index.html``.
 """
@@ -18,6 +18,9 @@ from importlib.metadata import files
 from itertools import repeat
 from pathlib import Path
 
+import launch
+import links
+import mend
 import nbformat
 import papermill
 import yaml
@@ -84,20 +87,26 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Build the book.")
     parser.add_argument("--scale", default="cpu", choices=("quick", "cpu"), help="which records the studies show")
     parser.add_argument("--train", action="store_true", help="train missing runs instead of reporting them")
-    parser.add_argument("--no-html", action="store_true", help="only execute the notebooks")
+    part = parser.add_mutually_exclusive_group()
+    part.add_argument("--no-html", action="store_true", help="only execute the notebooks")
+    part.add_argument(
+        "--no-run", action="store_true", help="only render, with the notebooks as they were last executed"
+    )
     arguments = parser.parse_args()
 
     WORK.parent.mkdir(exist_ok=True)
     with FileLock(WORK.parent / "book.lock"):  # two builds would tread on each other's pages
-        return build(arguments.scale, arguments.train, arguments.no_html)
+        if not arguments.no_run:
+            run(arguments.scale, arguments.train)
+        return 0 if arguments.no_html else render()
 
 
-def build(scale: str, train: bool, no_html: bool) -> int:
-    """Execute every notebook, publish its figures, render the pages; 0 if nothing was wrong."""
+def run(scale: str, train: bool) -> None:
+    """Execute every notebook in a copy of the book and publish its figures."""
     threads = os.environ.get("OMP_NUM_THREADS", "1")
     os.environ |= {"KD3A_PROGRESS": "0", "OMP_NUM_THREADS": threads, "KD3A_FIGURES": str(FIGURES)}
     shutil.rmtree(WORK, ignore_errors=True)
-    shutil.copytree(BOOK, WORK / "book", ignore=shutil.ignore_patterns("*.py", "*.toml", "__pycache__", ".*"))
+    copy_book()
     notebooks = [page for page in pages() if page.suffix == ".ipynb"]
     with ProcessPoolExecutor(max_workers=min(2, os.cpu_count() or 1)) as pool:
         list(
@@ -105,8 +114,19 @@ def build(scale: str, train: bool, no_html: bool) -> int:
         )  # after a cell that fails, no other page begins
     if scale == "cpu":  # what the book publishes
         shutil.copytree(FIGURES, ROOT / "figures", dirs_exist_ok=True)
-    if no_html:
-        return 0
+
+
+def copy_book(*left_out: str) -> None:
+    """Copy the book's sources to where they are executed and rendered."""
+    ignored = shutil.ignore_patterns("*.py", "*.toml", "__pycache__", ".*", *left_out)
+    shutil.copytree(BOOK, WORK / "book", ignore=ignored, dirs_exist_ok=True)
+
+
+def render() -> int:
+    """Render the executed pages, mend them and follow their links; 0 if nothing was wrong."""
+    copy_book("*.ipynb")
+    config = launch.configured(yaml.safe_load((BOOK / "_config.yml").read_text()), launch.repository())
+    (WORK / "book" / "_config.yml").write_text(yaml.safe_dump(config, allow_unicode=True, sort_keys=False))
     html = ROOT / "_build" / "html"
     program = Path(sys.executable).with_name("jupyter-book")
     command = [str(program), "build", str(WORK / "book"), "--path-output", str(WORK)]
@@ -116,6 +136,10 @@ def build(scale: str, train: bool, no_html: bool) -> int:
     shutil.rmtree(html, ignore_errors=True)
     shutil.copytree(WORK / "_build" / "html", html)
     copy_mathjax(html)
+    mend.mend(html)
+    if broken := links.check(html):
+        print("\n".join(broken), file=sys.stderr)
+        return 1
     print(html / "index.html")
     return 0
 

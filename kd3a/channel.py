@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kd3a.domains import Part
-from kd3a.errors import UserError
+from kd3a.errors import Diverged, UserError
 
 Tensors = Mapping[str, Tensor]
 Message = dict[str, dict[str, Tensor]]  # kind -> name -> tensor
@@ -22,6 +22,10 @@ PRIVATE = ("data", "features", "feature_grads")
 
 class RefusedMessage(UserError):
     """A message that must not be used: not finite, or not of the expected names, shapes and types."""
+
+
+class NotFinite(RefusedMessage, Diverged):
+    """A message with a number that is none."""
 
 
 class Channel:
@@ -66,7 +70,7 @@ class Channel:
             flags = torch.stack([flag for _, flag in floating]).tolist()
             for (name, _), fine in zip(floating, flags, strict=True):
                 if not fine:
-                    raise RefusedMessage(f"Message of {sender}: {name} is not finite; the message is refused.")
+                    raise NotFinite(f"Message of {sender}: {name} is not finite; the message is refused.")
 
     @staticmethod
     def _compare(tensors: Tensors, like: Tensors, sender: str, kind: str) -> None:

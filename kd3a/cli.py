@@ -6,6 +6,7 @@ import argparse
 import json
 import random
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ from kd3a import data, reconstructions, records
 from kd3a.data.files import digest
 from kd3a.domains import Domain, Part
 from kd3a.errors import UserError, choose, listing
+from kd3a.executors import Spread
 from kd3a.methods import METHODS
 from kd3a.reconstructions import results_of
-from kd3a.runs import Run, execute, forget, make_run
+from kd3a.runs import Run, execute, forget, make_run, run_from
 from kd3a.settings import Hardware, Training
+from kd3a.shards import Shard
 from kd3a.study import load_study, shipped
 from kd3a.traffic import in_words, traffic
 from kd3a.trainer import pick_device
@@ -70,6 +73,13 @@ def parser() -> argparse.ArgumentParser:
     study.add_argument("--results", type=Path, help="folder of the records (default: results/)")
     study.add_argument("--no-train", action="store_true", help="only print the table of what is recorded")
     study.add_argument("--if-there", action="store_true", help="pass over a study whose data are not there, and say so")
+    study.add_argument(
+        "--shard",
+        default="1/1",
+        metavar="I/N",
+        help="train only part I (from 1) of N of the runs, for job arrays; the same --only for all parts",
+    )
+    _spread(study)
     _hardware(study)
 
     methods = _command(commands, "methods", do_methods, "list the methods, what each needs and what it sends")
@@ -85,6 +95,11 @@ def parser() -> argparse.ArgumentParser:
     tool.add_argument("name", nargs="?", default="digits", help="dataset (default: digits)")
     tool.add_argument("--data", type=Path, help="folder of downloaded data (default: KD3A_DATA)")
     tool.add_argument("--out", type=Path, default=Path("contact-sheet.png"), help="picture that 'show' writes")
+
+    tidy = _command(commands, "records", do_records, "put records of several folders together")
+    tidy.add_argument("action", choices=("merge",), help="add what is new; of two records of a run the first stays")
+    tidy.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="a results folder of a shard or machine")
+    tidy.add_argument("--into", type=Path, help="folder of the records (default: results/)")
 
     verify = _command(commands, "verify", do_verify, "train recorded runs again and compare")
     verify.add_argument("files", nargs="*", type=Path, help="record files (default: results/*.jsonl)")
@@ -103,6 +118,22 @@ def _command(commands, name: str, function, text: str) -> argparse.ArgumentParse
     return command
 
 
+def _spread(command: argparse.ArgumentParser) -> None:
+    group = command.add_argument_group(
+        "who trains", "Records are the same whoever does; this process alone writes them."
+    )
+    group.add_argument("--executor", help="here (default), processes (on this machine) or ray (on a cluster)")
+    group.add_argument("--workers", metavar="N", help="runs at a time (default: one per core); alone, means processes")
+    group.add_argument("--address", help="ray: a cluster that runs, auto or ray://HOST:10001 (default: start one here)")
+    group.add_argument("--gpus-per-run", metavar="SHARE", help="ray: share of a GPU for each run, such as 0.25")
+
+
+def spread_of(arguments: argparse.Namespace) -> Spread:
+    told = {name: getattr(arguments, name) for name in Spread.model_fields}
+    told["executor"] = told["executor"] or ("processes" if told["workers"] else "here")
+    return Spread.read({name: value for name, value in told.items() if value is not None})
+
+
 def _hardware(command: argparse.ArgumentParser) -> None:
     group = command.add_argument_group("where it computes")
     group.add_argument("--device", default="auto", help="auto, cpu, cuda or mps (default: auto)")
@@ -113,10 +144,11 @@ def _hardware(command: argparse.ArgumentParser) -> None:
     group.add_argument("--quiet", action="store_true", help="no progress bar")
 
 
-def hardware_of(arguments: argparse.Namespace) -> Hardware:
+def hardware_of(arguments: argparse.Namespace, here: bool = True) -> Hardware:
     names = ("device", "precision", "compile", "threads")
     hardware = Hardware.read({name: getattr(arguments, name) for name in names})
-    pick_device(hardware.device)  # an absent one is told before anything is loaded
+    if here:
+        pick_device(hardware.device)  # an absent one is told before anything is loaded
     return hardware
 
 
@@ -173,25 +205,39 @@ def do_run(arguments: argparse.Namespace) -> None:
     )
 
 
-def do_study(arguments: argparse.Namespace) -> None:
+def do_study(arguments: argparse.Namespace) -> int:
+    spread, shard = spread_of(arguments), Shard.parse(arguments.shard)
+    hardware = spread.hardware(hardware_of(arguments, here=spread.executor != "ray"))
     study = load_study(arguments.params)
     only: dict[str, set[str]] = {}
     for key, value in pairs(arguments.only, "--only"):
         only.setdefault(key, set()).add(value)
-    results = results_of(study, arguments.results, only)
+    results = results_of(study, arguments.results, only, shard)
     if arguments.if_there:
         try:
             results.task(study.domains()[0], arguments.data)
         except UserError as error:
             print(f"{study.study}, {study.scale} is passed over. {error}")
-            return
+            return 0
+    ended: Counter[str] = Counter()
     if not arguments.no_train:
-        busy = results.train(
-            hardware_of(arguments), arguments.data, arguments.quiet, lambda line: print(line, flush=True)
-        )
-        if busy:
-            print(f"{busy} runs are being trained by other processes.")
+        with spread.open(hardware.threads) as executor:
+            ended = results.train(
+                hardware, arguments.data, arguments.quiet, lambda line: print(line, flush=True), executor
+            )
+        if ended["busy"]:
+            print(f"{ended['busy']} runs are being trained by other processes.")
     print(f"\n{results.text()}")
+    return int(ended["lost"] > 0)
+
+
+def do_records(arguments: argparse.Namespace) -> None:
+    into = arguments.into or records.ROOT / "results"
+    for folder in arguments.folders:
+        for name, (new, odd) in records.merge(folder, into).items():
+            print(f"{folder / name}: {new} new record{'s' * (new != 1)}")
+            for key in odd:
+                print(f"{folder / name}: run {key} has another result than in {into / name}, which stays as it is")
 
 
 def do_methods(arguments: argparse.Namespace) -> None:
@@ -276,10 +322,7 @@ def verify_one(record: records.Record, hardware: Hardware, arguments: argparse.N
     """Train one recorded run again, or repeat an attack; 0 if it agrees, 1 if not."""
     if "images" in record:
         return reconstructions.verify(record, hardware, arguments.data, lambda line: print(line, flush=True))
-    config = record["config"]
-    training = Training.read({k: v for k, v in config.items() if k in Training.model_fields})
-    own = {k: v for k, v in config.items() if k not in Training.model_fields}
-    run = make_run(record["dataset"], record["target"], record["method"], record["seed"], training, own)
+    run = run_from(record)
     task = data.load(run.dataset, run.target, arguments.data)
     again = execute(run, task, hardware, record["study"], record["scale"], arguments.quiet)
     forget(again["key"])

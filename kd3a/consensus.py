@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kd3a.errors import UserError
+from kd3a.errors import Diverged, UserError
 
 Variant = Literal["paper", "official"]
 Value = Literal["leave-one-out", "shapley"]
@@ -69,7 +69,7 @@ def check(ballots: Ballots, names: list[str] | None = None) -> Ballots:
     finite = torch.isfinite(ballots.q.sum(-1)).all(0)  # (K,); a sum is finite only if all its terms are
     for k, fine in enumerate(finite.tolist()):
         if not fine:
-            raise UserError(f"The predictions of teacher {names[k] if names else k} are not finite.")
+            raise Diverged(f"The predictions of teacher {names[k] if names else k} are not finite.")
     return ballots
 
 

@@ -171,6 +171,17 @@ class Probe:
     def method(self) -> str:
         return self.setting.attack
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The setting in a flat dict, as the record shows it."""
+        return asdict(self.setting)
+
+    @property
+    def samples(self) -> int:
+        """How often the attack follows a step: what its time goes by."""
+        s = self.setting
+        return s.iterations * (s.steps if s.wanted == s.steps * s.batch else 1)
+
     def key(self, data_sha256: str) -> str:
         """The probe's name: a hash of what it was told."""
         return records.key_of({"data_sha256": data_sha256} | asdict(self))
@@ -206,7 +217,7 @@ def execute(
         "method": s.attack,
         "target": probe.target,
         "seed": probe.seed,
-        "config": asdict(s),
+        "config": probe.settings,
         "loss": [found.trace[0], found.loss],
         "images": {
             "attack": scores(truth, guess, pairs),

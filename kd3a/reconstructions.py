@@ -13,6 +13,7 @@ from kd3a.domains import Task
 from kd3a.probes import RECOVERED, PrivacyStudy, Probe, probe_of
 from kd3a.records import Record
 from kd3a.settings import Hardware
+from kd3a.shards import WHOLE, Shard
 from kd3a.study import Results, Study
 
 COLUMNS = ["row", "network", "attack", "seen", "kind", "target", "seed", "psnr", "ssim", "recovered"]
@@ -28,7 +29,12 @@ class Reconstructions(Results):
 
     study: PrivacyStudy
 
-    def execute(self, run: Probe, task: Task, hardware: Hardware, quiet: bool) -> Record:
+    @property
+    def spreads(self) -> bool:
+        """Workers train methods; attacks are made here."""
+        return False
+
+    def execute(self, run: Probe, task: Task, hardware: Hardware, folder: Path | None, quiet: bool) -> Record:
         return probes.execute(run, task, hardware, self.study.study, self.study.scale, self.path)
 
     def outcome(self, record: Record) -> str:
@@ -38,11 +44,11 @@ class Reconstructions(Results):
     def expected(self, run: Probe, known: list[Record]) -> float | None:
         """Median of the same attack on the same network, by the images and steps it has to follow."""
         told = [
-            record["seconds"] / _work(probe_of(record))
+            record["seconds"] / probe_of(record).samples
             for record in known
             if "images" in record and (record["method"], record["config"]["model"]) == (run.method, run.setting.model)
         ]
-        return median(told) * _work(run) if told else None
+        return median(told) * run.samples if told else None
 
     def frame(self) -> pd.DataFrame:
         """One line per image that an attack tried to recover, one for its control, one for the mean image."""
@@ -63,20 +69,18 @@ class Reconstructions(Results):
         return f"{title}; {self.study.study}, {self.study.scale}\n\n{overview(self.frame()).to_string()}"
 
 
-def _work(probe: Probe) -> int:
-    s = probe.setting
-    return s.iterations * (s.steps if s.wanted > 1 else 1)
-
-
 def mean(values: list[float]) -> float:
     return sum(values) / len(values)
 
 
 def results_of(
-    study: Study | PrivacyStudy, folder: Path | None = None, only: dict[str, set[str]] | None = None
+    study: Study | PrivacyStudy,
+    folder: Path | None = None,
+    only: dict[str, set[str]] | None = None,
+    shard: Shard = WHOLE,
 ) -> Results:
     """The records of a study of either kind."""
-    return (Reconstructions if isinstance(study, PrivacyStudy) else Results)(study, folder, only)
+    return (Reconstructions if isinstance(study, PrivacyStudy) else Results)(study, folder, only, shard)
 
 
 def overview(frame: pd.DataFrame) -> pd.DataFrame:

@@ -63,12 +63,17 @@ def _parsed(line: bytes) -> Record | None:
     return record if isinstance(record, dict) and "key" in record else None
 
 
-def append(path: Path, record: Record) -> None:
-    """Add one record: a single write under a lock, after a cut line has been removed. A key is written once."""
+def append(path: Path, *records: Record) -> int:
+    """Add records: a single write under a lock, after a cut line has been removed. A key is written once.
+
+    Returns how many were new.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_suffix(".lock")):
-        if any(known["key"] == record["key"] for known in read(path)):
-            return
+        known = {record["key"] for record in read(path)}
+        new = {record["key"]: record for record in reversed(records) if record["key"] not in known}
+        if not new:
+            return 0
         with open(path, "ab+") as file:
             file.seek(0)
             text = file.read()
@@ -77,9 +82,33 @@ def append(path: Path, record: Record) -> None:
                 file.write(b"\n")
             else:
                 file.truncate(whole)
-            file.write(json.dumps(record, separators=(",", ":")).encode() + b"\n")
+            lines = [json.dumps(record, separators=(",", ":")) + "\n" for record in reversed(new.values())]
+            file.write("".join(lines).encode())
             file.flush()
             os.fsync(file.fileno())
+    return len(new)
+
+
+def merge(folder: Path, into: Path) -> dict[str, tuple[int, list[str]]]:
+    """Add the records of every ``.jsonl`` file of ``folder`` to the file of the same name in ``into``.
+
+    Returns, by file name, how many were new, and the keys of those that ``into`` knows with another result: the record
+    that was there first stays.
+    """
+    files = sorted(Path(folder).glob("*.jsonl"))
+    if not files:
+        raise UserError(f"There are no records in {folder}: it holds no .jsonl file.")
+    out = {}
+    for file in files:
+        known, here = {record["key"]: record for record in read(into / file.name)}, read(file)
+        odd = [r["key"] for r in here if r["key"] in known and outcome(r) != outcome(known[r["key"]])]
+        out[file.name] = append(into / file.name, *here), odd
+    return out
+
+
+def outcome(record: Record) -> Record:
+    """What of a record is the same whoever trained the run, as long as the arithmetic is."""
+    return {name: value for name, value in record.items() if name not in ("seconds", "peak_mb", "provenance")}
 
 
 def provenance(device: torch.device, threads: int) -> dict[str, Any]:
@@ -92,7 +121,7 @@ def provenance(device: torch.device, threads: int) -> dict[str, Any]:
         "cpu": _cpu(),
         "threads": threads,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": _command(),
+        "command": command(),
     }
 
 
@@ -119,7 +148,8 @@ def _cpu() -> str:
     return platform.processor() or platform.machine()
 
 
-def _command() -> str:
+def command() -> str:
+    """The command that this process was started by, without anybody's folders."""
     program = Path(sys.argv[0])
     if program.name == "ipykernel_launcher.py":
         return "notebook"

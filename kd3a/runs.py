@@ -24,7 +24,7 @@ from kd3a import records
 from kd3a.attacks import Attack, AttackedChannel
 from kd3a.channel import Channel
 from kd3a.domains import Task
-from kd3a.errors import UserError, choose
+from kd3a.errors import Busy, choose
 from kd3a.losses import entropy
 from kd3a.methods import METHODS
 from kd3a.methods.base import Method, Poll
@@ -52,6 +52,16 @@ class Run:
         """Training and method settings in one flat dict, as the record shows them."""
         return self.training.model_dump() | self.config.model_dump()
 
+    @property
+    def samples(self) -> int:
+        """How many samples of every domain the run sees."""
+        return self.training.epochs * self.training.epoch_samples
+
+    def facts(self) -> dict[str, Any]:
+        """What a record says of the run, and all that :func:`run_from` needs."""
+        names = ("dataset", "target", "method", "seed")
+        return {name: getattr(self, name) for name in names} | {"config": self.settings}
+
     def key(self, data_sha256: str) -> str:
         """The run's name: a hash of what it was told. Settings at their defaults are left out, so that a switch added
         later does not rename the runs before it."""
@@ -72,6 +82,13 @@ def make_run(dataset: str, target: str, method: str, seed: int, training: Traini
     """A checked run; ``values`` are the method's own settings."""
     cls = choose("method", method, METHODS)
     return Run(dataset, target, method, seed, training, cls.Config.read(values, f"method {method}"))
+
+
+def run_from(facts: dict[str, Any]) -> Run:
+    """The run that a record, or :meth:`Run.facts`, tells of."""
+    own = {name: value for name, value in facts["config"].items() if name not in Training.model_fields}
+    training = Training.read({name: value for name, value in facts["config"].items() if name not in own})
+    return make_run(*(facts[name] for name in ("dataset", "target", "method", "seed")), training, own)
 
 
 def checkpoint_folder() -> Path:
@@ -112,7 +129,7 @@ def execute(
     try:
         lock = FileLock(checkpoint.with_suffix(".lock")).acquire(timeout=0)
     except Timeout:
-        raise UserError(f"Run {key} is being trained by another process on this machine.") from None
+        raise Busy(f"Run {key} is being trained by another process on this machine.") from None
     with lock, torch.random.fork_rng(_gpus()):
         known = {record["key"]: record for record in records.read(out)} if out else {}
         if key in known:

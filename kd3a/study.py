@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -15,11 +17,17 @@ from pydantic import AfterValidator, Field
 
 from kd3a import data, records
 from kd3a.domains import Task
-from kd3a.errors import UserError, choose
+from kd3a.errors import Busy, Diverged, Lost, UserError, choose
+from kd3a.executors import Executor, ask
 from kd3a.probes import PrivacyStudy, Probe
 from kd3a.records import Record
 from kd3a.runs import Run, execute, forget, make_run
 from kd3a.settings import Hardware, Settings, Training
+from kd3a.shards import WHOLE, Shard, deal
+from kd3a.worker import call
+
+#: How a run can end without stopping its study.
+ENDINGS = {Busy: "busy", Diverged: "diverged", Lost: "lost"}
 
 
 def _distinct(seeds: list[int]) -> list[int]:
@@ -131,15 +139,20 @@ class Results:
     """The records of a study: which runs are there, which are missing, and the table they make."""
 
     def __init__(
-        self, study: Study | PrivacyStudy, folder: Path | None = None, only: dict[str, set[str]] | None = None
+        self,
+        study: Study | PrivacyStudy,
+        folder: Path | None = None,
+        only: dict[str, set[str]] | None = None,
+        shard: Shard = WHOLE,
     ):
-        self.study = study
+        """``only`` and ``shard`` say which runs :meth:`train` trains; the records of all that ``only`` leaves count."""
+        self.study, self.shard = study, shard
         self.path = records.results_file(study.study, study.scale) if folder is None else None
         if folder is not None:
             self.path = Path(folder) / f"{study.study}-{study.scale}.jsonl"
         self.grid = chosen(study, only)
+        self.shards = deal([run for _, run in self.grid], shard.of)
         self.tasks: dict[str, Task] = {}
-        self.folder: Path | None = None  # of downloaded data
 
     def task(self, target: str, folder: Path | None = None) -> Task:
         if target not in self.tasks:
@@ -155,17 +168,28 @@ class Results:
         newest = next((record["data_sha256"] for record in reversed(found.values())), "")
         return [(title, run, found.get(run.key(newest))) for title, run in self.grid]
 
-    def estimate(self) -> str:
+    def missing(self, mine: bool = True) -> list[tuple[str, Run]]:
+        """Runs without a record: of this shard, or of all others."""
+        return [
+            (title, run)
+            for (title, run, record), shard in zip(self.recorded(), self.shards, strict=True)
+            if record is None and (shard == self.shard.number) is mine
+        ]
+
+    def estimate(self, workers: int = 1) -> str:
         """How long the missing runs will take, in a sentence, going by the runs that are recorded in the folder."""
-        missing = [run for _, run, record in self.recorded() if record is None]
+        missing = [run for _, run in self.missing()]
+        part = f" of shard {self.shard}" if self.shard.of > 1 else ""
         if not missing:
-            return "Every run is recorded."
+            return f"Every run{part} is recorded."
         known = [record for path in sorted(self.path.parent.glob("*.jsonl")) for record in records.read(path)]
         times = [self.expected(run, known) for run in missing]
-        told, runs = [t for t in times if t is not None], f"{len(missing)} of {len(self.grid)} runs to train"
+        told = [t for t in times if t is not None]
+        runs = f"{len(missing)} of {self.shards.count(self.shard.number)} runs{part} to train"
         if not told:
             return f"{runs}; no recorded run tells yet how long they take."
-        guess = f"about {duration(sum(told) / len(told) * len(missing))} one after the other"
+        together = f"{workers} at a time" if workers > 1 else "one after the other"
+        guess = f"about {duration(sum(told) / len(told) * len(missing) / workers)} {together}"
         return f"{runs}: {guess}, going by recorded runs of {len(told)} of them."
 
     def train(
@@ -174,39 +198,82 @@ class Results:
         folder: Path | None = None,
         quiet: bool = False,
         say: Callable[[str], None] = lambda line: None,
-    ) -> int:
-        """Train what is missing, append each record as it arrives; returns how many runs were left to others.
+        executor: Executor | None = None,
+    ) -> Counter[str]:
+        """Train what is missing of the shard, here or by an executor; each record is appended as it arrives.
 
-        A run that diverges is told and passed over: it must not keep the others from being trained.
+        A run that diverges is told and passed over, as is one that is lost with its workers: it must not keep the
+        others from being trained. Returns how many runs ended how: ``trained``, ``busy`` (left to others),
+        ``diverged``, ``lost``.
         """
-        self.folder = folder
-        busy, said = 0, self.estimate()
+        workers = (executor and executor.workers) or 1
+        said, tally, began = self.estimate(workers), Counter(), time.monotonic()
+        todo = len({run.key("") for _, run in self.missing()})
         say(said)
-        for number, (title, run) in enumerate(self.grid, 1):
-            name = f"[{number}/{len(self.grid)}] {title:24} {run.target:12} seed {run.seed}"
-            task = self.task(run.target, folder)
-            key = run.key(task.sha256)
+        spread = executor and self.spreads
+        outcomes = self._by(executor, hardware, folder) if spread else self._here(hardware, folder, quiet)
+        for number, outcome in outcomes:
+            title, run = self.grid[number]
+            name = f"[{number + 1}/{len(self.grid)}] {title:24} {run.target:12} seed {run.seed}"
+            ending = next((word for kind, word in ENDINGS.items() if isinstance(outcome, kind)), "trained")
+            tally[ending] += 1
+            if ending in ("diverged", "lost"):
+                say(f"{name}  {ending}, no record: {outcome}")
+            elif ending == "trained":
+                left = f"  {remaining(todo, tally.total(), time.monotonic() - began)}" if executor else ""
+                say(f"{name}  {self.outcome(outcome)}  {outcome['seconds']:.0f} s{left}")
+                if "no recorded run" in said:  # now there is one
+                    said = self.estimate(workers)
+                    say(said)
+        return tally
+
+    def _mine(self, sha256: Callable[[Run], str]) -> Iterator[tuple[int, Run, str]]:
+        """Number, run and key of what this shard has to train, looked at one by one: others may train the grid, too."""
+        seen = set()
+        for number, ((_, run), shard) in enumerate(zip(self.grid, self.shards, strict=True)):
+            if shard != self.shard.number or run.key("") in seen:
+                continue
+            seen.add(run.key(""))
+            key = run.key(sha256(run))
             if key in self.found():
                 forget(key)
-                continue
-            try:
-                record = self.execute(run, task, hardware, quiet)
-            except UserError as error:
-                if "not finite" in str(error):
-                    say(f"{name}  diverged, no record: {error}")
-                elif "another process" in str(error):
-                    busy += 1
-                else:
-                    raise
-                continue
-            forget(key)
-            say(f"{name}  {self.outcome(record)}  {record['seconds']:.0f} s")
-            if "no recorded run" in said:  # now there is one
-                said = self.estimate()
-                say(said)
-        return busy
+            else:
+                yield number, run, key
 
-    def execute(self, run: Run, task: Task, hardware: Hardware, quiet: bool) -> Record:
+    def _here(self, hardware: Hardware, folder: Path | None, quiet: bool) -> Iterator[tuple[int, Record | UserError]]:
+        for number, run, key in self._mine(lambda run: self.task(run.target, folder).sha256):
+            task = self.task(run.target, folder)
+            try:
+                outcome = self.execute(run, task, hardware, folder, quiet)
+                forget(key)
+            except (Busy, Diverged) as error:
+                outcome = error
+            yield number, outcome
+
+    def _by(
+        self, executor: Executor, hardware: Hardware, folder: Path | None
+    ) -> Iterator[tuple[int, Record | UserError]]:
+        """Workers train; this process alone writes. It opens no data: a worker tells their hash."""
+        told = {"folder": str(Path(folder).absolute()) if folder else None}
+        sha256 = ask(executor, call("sha256", dataset=self.study.dataset, target=self.grid[0][1].target, **told))
+        told |= {"hardware": hardware.model_dump(), "study": self.study.study, "scale": self.study.scale}
+        mine = self._mine(lambda _: sha256)
+        for number, outcome in executor.outcomes((n, call("train", told=r.facts(), key=k, **told)) for n, r, k in mine):
+            if isinstance(outcome, UserError):
+                if not isinstance(outcome, tuple(ENDINGS)):
+                    raise outcome
+            else:
+                outcome["provenance"]["command"] = records.command()  # the worker knows only its own
+                records.append(self.path, outcome)
+                executor.forget(number, outcome["key"])
+            yield number, outcome
+
+    @property
+    def spreads(self) -> bool:
+        """Whether workers may share the runs: not if every run is to have a process of its own."""
+        return not self.study.apart
+
+    def execute(self, run: Run, task: Task, hardware: Hardware, folder: Path | None, quiet: bool) -> Record:
         """Train one run and record it."""
         told = (hardware, self.study.study, self.study.scale, quiet)
         if not self.study.apart:
@@ -214,7 +281,7 @@ class Results:
         processes = get_context("forkserver")
         processes.set_forkserver_preload([__name__])  # read once, by the server that the processes are copied from
         with ProcessPoolExecutor(1, processes) as pool:
-            return pool.submit(execute_apart, run, self.folder, *told, self.path).result()
+            return pool.submit(execute_apart, run, folder, *told, self.path).result()
 
     def outcome(self, record: Record) -> str:
         """A run's result in a few words."""
@@ -228,9 +295,16 @@ class Results:
         """The table of what is recorded, for a terminal."""
         rows = list(dict.fromkeys(title for title, _ in self.grid))
         targets = [t for t in self.study.domains() if any(run.target == t for _, run in self.grid)]
-        title = "Target accuracy in %, mean ± sample standard deviation (number of seeds)"
-        cells = table(self.frame(), rows, targets).to_string()
-        return f"{title}; {self.study.study}, {self.study.scale}\n\n{cells}"
+        lines = ["Target accuracy in %, mean ± sample standard deviation (number of seeds); "]
+        lines[0] += f"{self.study.study}, {self.study.scale}"
+        if self.shard.of > 1:
+            number = self.shards.count(self.shard.number)
+            lines.append(
+                f"Shard {self.shard} trains {number} of the {len(self.grid)} runs; elsewhere: runs that belong to "
+                "other shards and have no record here"
+            )
+        cells = table(self.frame(), rows, targets, self.missing(mine=False)).to_string()
+        return "\n".join([*lines, "", cells])
 
     def frame(self) -> pd.DataFrame:
         """One line per finished run of the grid: row, method, target, seed, accuracy, megabytes, seconds."""
@@ -284,6 +358,16 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
+def remaining(todo: int, done: int, seconds: float) -> str:
+    """What is left of ``todo`` runs, when ``done`` of them took so many seconds in all.
+
+    >>> remaining(12, 3, 100), remaining(3, 3, 100)
+    ('9 left, about 5 min', '0 left')
+    """
+    left = max(0, todo - done)
+    return f"{left} left" + (f", about {duration(seconds / done * left)}" if left else "")
+
+
 def summary(frame: pd.DataFrame, rows: list[str], targets: list[str]) -> pd.DataFrame:
     """Mean, sample standard deviation (over seeds) and n, per row and target and for the mean over targets.
 
@@ -310,8 +394,16 @@ def percent(mean: float, std: float, n: float) -> str:
     return f"{100 * mean:.1f}" + (f" ± {100 * std:.1f}" if n > 1 else "") + f" ({int(n)})"
 
 
-def table(frame: pd.DataFrame, rows: list[str], targets: list[str]) -> pd.DataFrame:
-    """The study's table as text cells: a row per method, a column per target, then the mean."""
+def table(
+    frame: pd.DataFrame, rows: list[str], targets: list[str], elsewhere: Sequence[tuple[str, Run]] = ()
+) -> pd.DataFrame:
+    """The study's table as text cells: a row per method, a column per target, then the mean.
+
+    A cell also counts the runs of it that are among ``elsewhere``, the missing ones of other shards.
+    """
     stats = summary(frame, rows, targets)
     stats["cell"] = [percent(*cell) for cell in stats[["mean", "std", "n"]].itertuples(index=False)]
-    return stats.pivot(index="row", columns="target", values="cell").reindex(index=rows, columns=[*targets, "mean"])
+    cells = stats.pivot(index="row", columns="target", values="cell").reindex(index=rows, columns=[*targets, "mean"])
+    for (row, target), count in Counter((title, run.target) for title, run in elsewhere).items():
+        cells.loc[row, target] = f"{cells.loc[row, target]}, {count} elsewhere".removeprefix("–, ")
+    return cells

@@ -8,10 +8,12 @@ from pathlib import Path
 
 os.environ |= {"OMP_NUM_THREADS": "1", "KD3A_PROGRESS": "0"}  # before torch is imported
 
+import browser
 import pytest
 import tiny
 import torch
 from filelock import FileLock
+from playwright.sync_api import Error, sync_playwright
 
 from kd3a import models, plots
 from kd3a.data import digits
@@ -81,3 +83,15 @@ def drawn(tmp_path, monkeypatch):
         return first.decode()
 
     return save
+
+
+@pytest.fixture(scope="module")  # no longer: while it runs, nothing else can use asyncio
+def chromium():
+    """A browser that finds no other machine."""
+    with sync_playwright() as playwright:
+        try:
+            instance = playwright.chromium.launch(executable_path=browser.executable(), args=browser.FLAGS)
+        except Error as error:
+            pytest.fail(f"No Chromium starts; `python book/browser.py` installs one, KD3A_BROWSER names one: {error}")
+        yield instance
+        instance.close()

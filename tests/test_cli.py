@@ -16,7 +16,7 @@ from kd3a.methods import METHODS
 from kd3a.settings import Training
 from kd3a.study import Study, load_study
 
-COMMANDS = ("run", "study", "methods", "datasets", "data", "verify")
+COMMANDS = ("run", "study", "methods", "datasets", "data", "records", "verify")
 SHORT = ["--set=epochs=2", "--set=epoch_samples=50", "--set=batch_size=25"]
 RUN = ["run", "--target", "optdigits", "--quiet"]
 PARAMS = {

@@ -12,6 +12,7 @@ from hypothesis.extra.numpy import arrays
 
 from kd3a import consensus
 from kd3a.consensus import cast, check, consensus_focus, consensus_quality, knowledge_vote, supporters
+from kd3a.errors import Diverged
 
 GRID = 16  # property tests use multiples of 1/16: sums are exact, so a tie is a tie and the gate can be hit exactly
 VALUES = ("leave-one-out", "shapley")
@@ -312,14 +313,14 @@ def test_each_switch_of_the_focus_turns_one_difference():
 def test_a_broken_teacher_is_refused_by_index(function, bad):
     q = torch.full((4, 3, 2), 0.5)
     q[2, 1, 0] = bad
-    with pytest.raises(ValueError, match="teacher 1 are not finite"):
+    with pytest.raises(Diverged, match="teacher 1 are not finite"):
         function(q, 0.9)
 
 
 def test_a_broken_teacher_is_refused_by_name():
     q = torch.full((4, 2, 2), 0.5)
     q[0, 1, 1] = torch.nan
-    with pytest.raises(ValueError, match="teacher svhn are not finite"):
+    with pytest.raises(Diverged, match="teacher svhn are not finite"):
         check(cast(q), ["mnist", "svhn"])
 
 

@@ -15,7 +15,7 @@ from sklearn.cluster import KMeans
 
 from kd3a import losses, weighting
 from kd3a.attacks import ATTACKS, Attack, AttackedChannel
-from kd3a.channel import Channel, RefusedMessage
+from kd3a.channel import Channel, NotFinite
 from kd3a.domains import Domain, Part, SparsePart, Task
 from kd3a.errors import UserError
 from kd3a.methods import METHODS
@@ -662,7 +662,7 @@ def attacked(task: Task, text: str) -> Method:
 
 def test_upload_of_nan_is_refused(tiny_task):
     method = attacked(tiny_task, "beige:nan")
-    with pytest.raises(RefusedMessage, match=r"beige.*not finite"):
+    with pytest.raises(NotFinite, match=r"beige.*not finite"):
         tiny.train(method, last=1)
 
 

@@ -20,6 +20,7 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from kd3a import cli, data, records, runs
+from kd3a.errors import Busy
 from kd3a.methods import METHODS
 from kd3a.methods.base import Method, Rounds
 from kd3a.settings import Training
@@ -262,7 +263,7 @@ def test_a_run_in_progress_is_left_alone(small_cache, tiny_task):
     """While it is trained, the run's lock is held; afterwards, it is free again."""
 
     def meddle(method: Method, stage) -> None:
-        with pytest.raises(runs.UserError, match="another process"):
+        with pytest.raises(Busy, match="another process"):
             runs.execute(tiny_run("oracle"), tiny_task, tiny.CPU)
 
     runs.execute(tiny_run("oracle"), tiny_task, tiny.CPU, on_stage=meddle)

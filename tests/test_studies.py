@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kd3a import claims, consensus, page, plots, plots_studies, records, report
-from kd3a.channel import Channel, RefusedMessage
+from kd3a.channel import Channel, NotFinite
 from kd3a.cli import main
 from kd3a.errors import UserError
 from kd3a.methods.base import Poll
@@ -241,7 +241,7 @@ def test_a_study_says_its_estimate_before_and_after_the_first_run(tmp_path, monk
 
 def test_a_run_that_diverges_does_not_stop_the_study(tmp_path, monkeypatch):
     study = study_of({"method": "fedavg"}, seeds=[0, 1])
-    waiting = iter([RefusedMessage("Message of amber: params is not finite."), recorded(study)[1]])
+    waiting = iter([NotFinite("Message of amber: params is refused."), recorded(study)[1]])
 
     def train(run, task, hardware, name, scale, quiet, out):
         if isinstance(outcome := next(waiting), Exception):

@@ -3,7 +3,6 @@ focus, in a real browser, against the package's."""
 
 from __future__ import annotations
 
-import browser
 import numpy as np
 import pandas as pd
 import pytest
@@ -11,7 +10,6 @@ import reference
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from playwright.sync_api import sync_playwright
 from tiny import CPU, TRAINING, same
 
 from kd3a import explorers, plots, shift
@@ -197,16 +195,6 @@ def test_reliability_shows_confidence_and_truth():
 
 
 # --- explorers ------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    with sync_playwright() as playwright:
-        instance = playwright.chromium.launch(
-            executable_path=browser.executable(), args=["--no-sandbox", "--disable-gpu"]
-        )
-        yield instance
-        instance.close()
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,355 @@
+"""The built book: no warning, every link followed, light pages; and each page in a real browser, offline: at two
+widths, in light and dark, by keyboard, by search, and as axe-core sees it."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import links
+import mend
+import pdf
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page
+
+from kd3a.records import ROOT
+
+BOOK = ROOT / "book"
+SOURCES = ("book", "kd3a", "params", "results", "requirements.lock")  # what the built pages depend on
+WIDTHS = {"desktop": 1280, "phone": 390}
+PATIENCE = 120_000  # milliseconds; a page takes one second, on a busy machine many
+MATHJAX = "tex-svg.js"
+
+
+@pytest.fixture(scope="module")
+def site() -> Path:
+    """The built book: the one that is there if nothing has changed since, or a new one."""
+    index = ROOT / "_build" / "html" / "index.html"
+    if index.exists() and index.stat().st_mtime > newest_source():
+        return index.parent
+    done = subprocess.run(
+        [sys.executable, str(BOOK / "build.py")], capture_output=True, text=True, timeout=1800, check=False
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    assert Path(done.stdout.splitlines()[-1]) == index, "the last line is the path of index.html"
+    return index.parent
+
+
+def newest_source() -> float:
+    files = [f for name in SOURCES for f in ((ROOT / name).rglob("*") if (ROOT / name).is_dir() else [ROOT / name])]
+    return max(f.stat().st_mtime for f in files if f.is_file() and not {"__pycache__", ".ruff_cache"} & set(f.parts))
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def test_no_solution_of_the_course_is_in_the_built_pages(site):
+    """Nor in the sources that ship with them, nor in the search index."""
+    sys.path.insert(0, str(ROOT / "course"))
+    import sources
+
+    files = [p for p in site.rglob("*") if p.suffix in (".html", ".md", ".ipynb", ".txt") or p.name == "searchindex.js"]
+    assert len(files) > 20
+    for path in files:
+        assert not sources.leaks(path.read_text()), path
+    index = (site / "searchindex.js").read_text()
+    assert len(sources.marks()) > 3 and not [name for name in sources.marks() if name in index]
+
+
+def test_every_internal_link_leads_somewhere_and_the_others_are_listed(site):
+    assert links.check(site) == []
+    listed = dict(line.split("\t") for line in (site.parent / "external-links.txt").read_text().splitlines())
+    assert listed and all(url.startswith("https://") for url in listed)
+    assert "reference/bibliography.html" in ", ".join(listed.values())
+
+
+def test_a_link_that_leads_nowhere_is_found(tmp_path):
+    (tmp_path / "part").mkdir()
+    (tmp_path / "a.html").write_text('<h1 id="top">A</h1><a href="part/b.html#here">b</a><a href="#top">a</a>')
+    good = '<a name="here"></a><a href="../a.html">a</a><a href="https://example.org/x">x</a><img src="data:,">'
+    (tmp_path / "part" / "b.html").write_text(good)
+    assert links.check(tmp_path) == []
+    assert links.external(tmp_path, links.read(tmp_path)) == {"https://example.org/x": ["part/b.html"]}
+    bad = (
+        '<a href="b.html#gone">b</a><a href="c.html">c</a><img src="https://example.org/i.png"><a href="../part">d</a>'
+    )
+    (tmp_path / "part" / "b.html").write_text(bad)
+    told = links.check(tmp_path)
+    wrong = ("part/b.html#here", "b.html#gone", "c.html", "https://example.org/i.png", "../part")
+    assert len(told) == len(wrong)
+    assert all(any(f" {link}" in sentence for sentence in told) for link in wrong)
+
+
+def test_pages_are_light(site):
+    """A page with its figures is under 1.5 MB, what all pages share and a browser keeps under 1 MB, MathJax aside."""
+    heavy = {}
+    for name in pages_of(site):
+        page = site / name
+        loads = {url.split("?")[0] for url in links.Reader(page.read_text()).loads if not url.startswith("data:")}
+        sizes = {url: (page.parent / url).stat().st_size for url in loads if not url.endswith(MATHJAX)}
+        shared = sum(size for url, size in sizes.items() if "_static/" in url)
+        own = page.stat().st_size + sum(sizes.values()) - shared
+        assert shared > 100_000, "styles and scripts are counted"
+        if own > 1_500_000 or shared > 1_000_000:
+            heavy[name] = own, shared
+    assert not heavy
+
+
+def test_no_first_paint_waits_for_a_large_script(site):
+    for name in pages_of(site):
+        page = mend.BeautifulSoup((site / name).read_text(), "html.parser")
+        waited = [s["src"].split("?")[0] for s in page.select("script[src]:not([defer]):not([async])")]
+        large = [src for src in waited if ((site / name).parent / src).stat().st_size > 500_000]
+        assert waited and not large, name
+
+
+def test_the_book_can_be_printed_whole(site):
+    page = links.Reader(pdf.whole(site, pdf.names()))
+    inside = {link.removeprefix("#") for link in page.links if not links.outside(link)}
+    assert len(inside) > 300 and inside <= page.anchors
+    assert all((site.parent / url.split("?")[0]).exists() for url in page.loads if not url.startswith("data:"))
+
+
+SICK = """<!DOCTYPE html><html lang="en"><head><script src="_static/vendor/fontawesome/6/js/all.min.js"></script>
+<link rel="preload" as="font" href="webfonts/fa-brands-400.woff2"/><script src="own.js"></script></head><body>
+<div class="bd-sidebar-primary"><ul><li><a href="#">API</a><details><summary><i></i></summary></details></li></ul></div>
+<details><summary>Show code</summary></details><pre>a  =  1\n\n    b &lt; 2</pre>
+<dl class="py"><dt class="sig">f(<dl><dd>x,</dd><dd>y</dd></dl>)</dt><dd>Text.</dd></dl>
+<div class="citation-list" role="list"><div class="citation" role="doc-biblioentry">Book</div><a>x</a></div>
+<table><thead><tr><th></th><th>mean</th></tr></thead><tbody><tr><th>row</th><td>1</td></tr></tbody></table>
+<p>\\(a &lt; b\\)</p></body></html>"""
+
+
+def test_pages_are_mended():
+    text = mend.mended(SICK)
+    page = mend.BeautifulSoup(text, "html.parser")
+    assert [s["src"] for s in page.select("script")] == ["own.js"] and not page.select("link")
+    assert [s.get("aria-label") for s in page.select("summary")] == ["Pages under API", None]
+    assert page.select_one("pre").text == "a  =  1\n\n    b < 2" and "\\(a &lt; b\\)" in text
+    assert [line.text for line in page.select("dt > .sig-lines > div")] == ["x,", "y"]
+    assert [dd.text for dd in page.select("dd")] == ["Text."] and len(page.select("dl")) == 1
+    assert not page.select('[role="list"], [role="doc-biblioentry"]')
+    assert [cell.text for cell in page.select("th")] == ["mean", "row"]
+    assert page.select_one(".bd-sidebar-primary")["role"] == "complementary"
+
+
+# --- in a browser -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def address(site):
+    """The book, served on this machine."""
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(site)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/"
+    server.shutdown()
+
+
+def pages_of(site: Path) -> list[str]:
+    hidden = {"search.html", "genindex.html", "py-modindex.html"}
+    return sorted(
+        str(p.relative_to(site)) for p in site.rglob("*.html") if p.name not in hidden and "_static" not in p.parts
+    )
+
+
+def open_page(chromium: Browser, **options) -> Page:
+    page = chromium.new_page(**options)
+    page.set_default_timeout(PATIENCE)
+    return page
+
+
+def watch(page: Page, home: str) -> list[str]:
+    """A list that fills with what goes wrong on the page; nothing but this machine is reachable."""
+    found: list[str] = []
+    page.on("console", lambda m: found.append(f"console: {m.text}") if m.type == "error" else None)
+    page.on("pageerror", lambda e: found.append(f"page error: {e}"))
+    page.on("requestfailed", lambda r: found.append(f"failed: {r.url}"))
+
+    def outside(request) -> None:
+        if not request.url.startswith((home, "data:", "blob:")):
+            found.append(f"leaves the machine: {request.url}")
+
+    page.on("request", outside)
+    return found
+
+
+#: Hidden cells and solutions are read too.
+UNFOLD = """() => {
+    for (const fold of document.querySelectorAll('details')) fold.open = true;
+    for (const fold of document.querySelectorAll('.toggle-hidden')) fold.classList.remove('toggle-hidden');
+}"""
+
+LOOK = """() => {
+    const bad = [];
+    const main = document.querySelector('main');
+    for (const image of main.querySelectorAll('img')) {
+        if (!image.complete || !image.naturalWidth) bad.push('missing image: ' + image.src);
+        if (!image.alt.trim()) bad.push('image without alternative text: ' + image.src);
+    }
+    const wide = document.documentElement.scrollWidth;
+    if (wide > window.innerWidth) bad.push('horizontal overflow: ' + wide + ' of ' + window.innerWidth);
+    if (!main.querySelector('h1')) bad.push('no heading');
+    const unread = 'mjx-merror, mjx-container [data-mml-node="merror"], mjx-container [fill="red"]';
+    if (document.querySelector(unread)) bad.push('a formula that MathJax cannot read');
+    const words = document.createTreeWalker(main, NodeFilter.SHOW_TEXT, node =>
+        node.parentElement.closest('pre, code, script, style, mjx-container')
+            ? NodeFilter.FILTER_REJECT : NodeFilter.FILTER_ACCEPT);
+    while (words.nextNode()) {
+        const text = words.currentNode.data;
+        if (/\\$[^$]+\\$|\\\\[([]|\\{[a-z:]+\\}`/.test(text)) bad.push('not rendered: ' + text.trim().slice(0, 80));
+    }
+    return bad;
+}"""
+
+
+def complaints(page: Page, url: str, found: list[str]) -> list[str]:
+    """Everything a reader would stumble over on one page."""
+    found.clear()
+    page.goto(url, wait_until="load")
+    if page.locator(".math").count():
+        page.wait_for_function(
+            "document.querySelectorAll('.math').length <= document.querySelectorAll('mjx-container').length"
+        )
+    page.evaluate(UNFOLD)
+    return found + page.evaluate(LOOK)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", WIDTHS.values(), ids=WIDTHS.keys())
+def test_every_page_reads_well_offline(site, address, chromium, width, scheme):
+    pages = pages_of(site)
+    assert {"index.html", "tutorial/ten-minutes.html", "benchmarks/digits.html"} <= set(pages)
+    page = open_page(chromium, viewport={"width": width, "height": 900}, color_scheme=scheme)
+    found = watch(page, address)
+    stumbled = {name: words for name in pages if (words := complaints(page, address + name, found))}
+    assert page.evaluate("document.documentElement.dataset.theme") == scheme
+    page.close()
+    assert not stumbled
+
+
+IMPACTS = {"serious", "critical"}
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_serious(site, address, chromium, scheme):
+    """Every rule in light; in dark, where the same elements have other colours, those about colours."""
+    page = open_page(chromium, viewport={"width": 1280, "height": 900}, color_scheme=scheme, reduced_motion="reduce")
+    page.route(f"**/{MATHJAX}", lambda route: route.fulfill(body=""))  # a formula is thousands of elements
+    options = {"resultTypes": ["violations"]} | ({"runOnly": ["cat.color"]} if scheme == "dark" else {})
+    found = {}
+    for name in [*pages_of(site), "search.html?q=vote", "genindex.html"]:
+        page.goto(address + name, wait_until="load")
+        page.evaluate(UNFOLD)
+        page.wait_for_timeout(400)  # the theme gives tab stops to what can scroll now
+        seen = Axe().run(page, options=options).response["violations"]
+        bad = [v for v in seen if v["impact"] in IMPACTS]
+        if bad:
+            found[name] = {v["id"]: [node["html"] for node in v["nodes"]][:3] for v in bad}
+    page.close()
+    assert not found
+
+
+def test_axe_would_find_something(chromium):
+    page = open_page(chromium)
+    page.set_content('<html lang="en"><title>x</title><main><h1>x</h1><img src="data:,"><p style="color:#aaa">pale</p>')
+    seen = Axe().run(page).response["violations"]
+    page.close()
+    assert {"image-alt", "color-contrast"} <= {v["id"] for v in seen if v["impact"] in IMPACTS}
+
+
+def test_theme_switch(address, chromium):
+    page = open_page(chromium, color_scheme="light")
+    found = watch(page, address)
+    page.goto(address + "tutorial/ten-minutes.html", wait_until="load")
+    modes = set()
+    for _ in range(3):
+        page.locator("button.theme-switch-button:visible").first.click()
+        modes.add(page.evaluate("document.documentElement.dataset.theme"))
+    page.close()
+    assert modes == {"light", "dark"} and not found
+
+
+@pytest.mark.parametrize(
+    ("words", "title"), [("Shapley coalitions", "Consensus Focus"), ("closed form kernel", "BatchNorm MMD")]
+)
+def test_search_finds_the_page(address, chromium, words, title):
+    """Opened, typed and followed by keyboard alone."""
+    page = open_page(chromium)
+    found = watch(page, address)
+    page.goto(address + "index.html", wait_until="load")
+    page.keyboard.press("Control+k")
+    page.keyboard.type(words)
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/search.html?q=*")
+    result = page.locator("#search-results li a", has_text=title).first
+    result.wait_for()
+    assert title in page.locator("#search-results li a").first.inner_text()
+    result.focus()
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/tutorial/*")
+    assert page.locator("main h1").first.inner_text().startswith(title)
+    page.close()
+    assert not found
+
+
+def focused(page: Page) -> str:
+    return page.evaluate("document.activeElement.textContent.trim() || document.activeElement.ariaLabel || ''")
+
+
+def test_the_tab_key_reaches_everything(address, chromium):
+    page = open_page(chromium, viewport={"width": 1280, "height": 900})
+    page.goto(address + "tutorial/3-knowledge-vote.html", wait_until="load")
+    page.keyboard.press("Tab")
+    assert focused(page) == "Skip to main content"
+    assert page.locator("#pst-skip-link a").bounding_box()["y"] >= 0, "it is seen"
+    reached = []
+    for _ in range(150):
+        page.keyboard.press("Tab")
+        reached.append(focused(page))
+    assert {"Consensus Focus", "API", "Pages under API"} <= set(reached)
+    assert any(name.startswith("Search") for name in reached)
+    page.goto(address + "tutorial/3-knowledge-vote.html", wait_until="load")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    page.keyboard.press("Tab")
+    assert page.evaluate("Boolean(document.activeElement.closest('main'))")
+    page.close()
+
+
+@pytest.mark.parametrize("name", ["tutorial/3-knowledge-vote.html", "tutorial/4-consensus-focus.html"])
+def test_explorers_work_by_keyboard_on_their_pages(address, chromium, name):
+    page = open_page(chromium)
+    found = watch(page, address)
+    page.goto(address + name, wait_until="load")
+    slider = page.locator(".kd3a-explorer input[type=range]").last
+    told = [page.locator(".kd3a-explorer").inner_text()]
+    slider.focus()
+    for key in ("Home", "End"):
+        page.keyboard.press(key)
+        told.append(page.locator(".kd3a-explorer").inner_text())
+    page.close()
+    assert len(set(told)) == 3 and not found
+
+
+def test_what_a_fold_hides_can_be_scrolled_by_keyboard(address, chromium):
+    page = open_page(chromium, viewport={"width": 390, "height": 900})
+    page.goto(address + "tutorial/3-knowledge-vote.html", wait_until="load")
+    page.evaluate(UNFOLD)
+    page.wait_for_function(
+        """() => {
+            const boxes = [...document.querySelectorAll('details pre')];
+            const wide = boxes.filter((box) => box.scrollWidth > box.clientWidth);
+            return wide.length && wide.every((box) => box.tabIndex === 0);
+        }""",
+    )
+    page.close()
