@@ -154,6 +154,7 @@ def sensitivity(frame: pd.DataFrame, panels: Mapping[str, Mapping[float, str]]) 
             ax.errorbar(values, mean, std, color=PALETTE[k], marker=MARKERS[k], ms=4.5, capsize=2, elinewidth=1,
                         label=target)  # fmt: skip
         ax.set(xlabel=title, xscale="log")
+        ax.margins(x=0.12)
         ax.set_xticks(values, [f"{value:g}" for value in values])
         ax.minorticks_off()
     axes[0, 0].set_ylabel("accuracy (%)")
@@ -181,6 +182,8 @@ def cost_bars(frame: pd.DataFrame, rows: Sequence[str]) -> Figure:
         ax.grid(axis="y", visible=False)
         ax.tick_params(axis="y", length=0)
     axes[2].set_xscale("symlog", linthresh=1)
+    axes[2].xaxis.set_major_formatter("{x:g}")
+    axes[2].margins(y=0.01)
     axes[0].set_yticks(at, shown, fontsize=8.5)
     axes[0].invert_yaxis()
     return figure
