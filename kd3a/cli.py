@@ -12,17 +12,18 @@ from typing import Any
 
 import yaml
 
-from kd3a import data, records
+from kd3a import data, reconstructions, records
 from kd3a.data.files import digest
 from kd3a.domains import Domain, Part
 from kd3a.errors import UserError, choose, listing
 from kd3a.executors import Spread
 from kd3a.federation.files import export
 from kd3a.methods import METHODS
+from kd3a.reconstructions import results_of
 from kd3a.runs import Run, execute, forget, make_run, run_from
 from kd3a.settings import Hardware, Training
 from kd3a.shards import Shard
-from kd3a.study import Results, load_study, shipped, table
+from kd3a.study import load_study, shipped
 from kd3a.traffic import in_words, traffic
 from kd3a.trainer import pick_device
 
@@ -218,7 +219,7 @@ def do_study(arguments: argparse.Namespace) -> int:
     only: dict[str, set[str]] = {}
     for key, value in pairs(arguments.only, "--only"):
         only.setdefault(key, set()).add(value)
-    results = Results(study, arguments.results, only, shard)
+    results = results_of(study, arguments.results, only, shard)
     if arguments.if_there:
         try:
             results.task(study.domains()[0], arguments.data)
@@ -233,13 +234,7 @@ def do_study(arguments: argparse.Namespace) -> int:
             )
         if ended["busy"]:
             print(f"{ended['busy']} runs are being trained by other processes.")
-    rows = list(dict.fromkeys(title for title, _ in results.grid))
-    targets = [t for t in study.domains() if any(run.target == t for _, run in results.grid)]
-    print(f"\nTarget accuracy in %, mean ± sample standard deviation (number of seeds); {study.study}, {study.scale}")
-    if shard.of > 1:
-        print(f"Shard {shard} trains {results.shards.count(shard.number)} of the {len(results.grid)} runs; ", end="")
-        print("elsewhere: runs that belong to other shards and have no record here")
-    print("\n" + table(results.frame(), rows, targets, results.missing(mine=False)).to_string())
+    print(f"\n{results.text()}")
     return int(ended["lost"] > 0)
 
 
@@ -336,7 +331,9 @@ def do_verify(arguments: argparse.Namespace) -> int:
 
 
 def verify_one(record: records.Record, hardware: Hardware, arguments: argparse.Namespace) -> int:
-    """Train one recorded run again; 0 if it agrees, 1 if not."""
+    """Train one recorded run again, or repeat an attack; 0 if it agrees, 1 if not."""
+    if "images" in record:
+        return reconstructions.verify(record, hardware, arguments.data, lambda line: print(line, flush=True))
     run = run_from(record)
     task = data.load(run.dataset, run.target, arguments.data)
     again = execute(run, task, hardware, record["study"], record["scale"], arguments.quiet)

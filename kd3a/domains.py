@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kd3a.errors import UserError
+
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # red, green, blue
 
 
@@ -150,3 +152,14 @@ class Task:
 
     def to(self, device: torch.device | str) -> Task:
         return replace(self, sources=tuple(s.to(device) for s in self.sources), target=self.target.to(device))
+
+    def with_sources(self, number: int, seed: int) -> Task:
+        """The task with ``number`` of its sources, drawn by the seed and in their order; 0 is all.
+
+        A larger number adds to what a smaller one draws.
+        """
+        if number > len(self.sources):
+            raise UserError(f"sources = {number} is more than the {len(self.sources)} that this task has; lower it.")
+        order = torch.randperm(len(self.sources), generator=torch.Generator().manual_seed(seed)).tolist()
+        drawn = sorted(order[:number]) if number else range(len(self.sources))
+        return replace(self, sources=tuple(self.sources[k] for k in drawn))

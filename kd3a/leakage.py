@@ -4,10 +4,11 @@ The attacker knows the network and what it observed. It looks for inputs whose g
 
 * :func:`dlg` (Zhu et al., 2019) looks for inputs and labels together.
 * :func:`idlg` (Zhao et al., 2020) first reads the label off the last layer, then looks for the input alone.
+* :func:`inversion` (Geiping et al., 2020) knows the labels, matches the direction alone, prefers smooth images and can
+  follow several local steps.
 
-Both match gradients by their squared distance with L-BFGS. :func:`objective` also takes :func:`cosine_distance` and a
-weight of :func:`total_variation`, the terms of gradient inversion (Geiping et al., 2020).
-Used in the book's chapter *Communication and privacy*.
+The first two match gradients by their squared distance with L-BFGS, the third by their angle with signed Adam.
+Used in the book's chapter *Communication and privacy* and in the study *Privacy*.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import torch.nn.functional as F
 from scipy.optimize import linear_sum_assignment
 from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from kd3a.errors import UserError
 from kd3a.losses import soft_cross_entropy
@@ -46,16 +48,19 @@ class Recovery:
 # --- what leaks -------------------------------------------------------------------------------------------------------
 
 
-def gradient(net: nn.Module, x: Tensor, labels: Tensor, create_graph: bool = False) -> Gradient:
+def gradient(
+    net: nn.Module, x: Tensor, labels: Tensor, create_graph: bool = False, weights: Gradient | None = None
+) -> Gradient:
     r"""The gradient that a batch causes, :math:`\nabla_\theta \frac{1}{B} \sum_i \ell(h_\theta(x_i), y_i)`.
 
     Args:
         x: inputs, (B, ...).
         labels: classes (B,) or probabilities (B, C); the loss is the cross-entropy.
         create_graph: keep the graph, so that the gradient can itself be differentiated.
+        weights: where the gradient is taken; at the network's own by default.
     """
-    parameters = dict(net.named_parameters())
-    logits = net(x)
+    parameters = dict(net.named_parameters()) if weights is None else weights
+    logits = functional_call(net, parameters, (x,))
     probabilities = labels if labels.is_floating_point() else F.one_hot(labels, logits.shape[1]).to(logits)
     loss = soft_cross_entropy(logits, probabilities).mean()
     grads = torch.autograd.grad(loss, list(parameters.values()), create_graph=create_graph)
@@ -69,6 +74,27 @@ def update_as_gradient(before: Gradient, after: Gradient, rate: float) -> Gradie
     a mean of gradients at different weights.
     """
     return {name: (before[name] - tensor).detach() / rate for name, tensor in after.items()}
+
+
+def local_update(
+    net: nn.Module, x: Tensor, labels: Tensor, steps: int = 1, rate: float = 0.0, create_graph: bool = False
+) -> Gradient:
+    r"""What ``steps`` of plain SGD at learning rate :math:`\eta` do, read as one gradient.
+
+    .. math:: \frac{\Theta - \Theta_k}{n \eta} = \frac{1}{n} \sum_{t=1}^n g_t(\Theta - \eta \, (g_1 + \dots + g_{t-1}))
+
+    Args:
+        x, labels: of all steps one after the other, (n B, ...) and (n B,); every step sees B of them.
+        create_graph: keep the graph of all steps, so that the update can itself be differentiated.
+    """
+    start = {name: p if create_graph else p.detach() for name, p in net.named_parameters()}
+    total: Gradient = {}
+    for batch, classes in zip(x.chunk(steps), labels.chunk(steps), strict=True):
+        weights = {name: p - rate * total[name] for name, p in start.items()} if total else start
+        weights = weights if create_graph else {name: w.requires_grad_() for name, w in weights.items()}
+        slope = gradient(net, batch, classes, create_graph, weights)
+        total = {name: total[name] + slope[name] for name in slope} if total else slope
+    return {name: t / steps for name, t in total.items()} if steps > 1 else total
 
 
 # --- what the attacker minimises --------------------------------------------------------------------------------------
@@ -89,8 +115,11 @@ def cosine_distance(a: Gradient, b: Gradient) -> Tensor:
     >>> round(cosine_distance({"w": torch.tensor([1.0, 0.0])}, {"w": torch.tensor([3.0, 0.0])}).item(), 6)
     0.0
     """
-    left, right = (torch.cat([g[name].flatten() for name in b]) for g in (a, b))
-    return 1 - F.cosine_similarity(left, right, dim=0)
+
+    def dot(one: Gradient, other: Gradient) -> Tensor:
+        return torch.stack([one[name].flatten() @ other[name].flatten() for name in b]).sum()
+
+    return 1 - dot(a, b) / (dot(a, a) * dot(b, b)).clamp_min(1e-24).sqrt()
 
 
 def total_variation(x: Tensor) -> Tensor:
@@ -107,12 +136,14 @@ def objective(
     observed: Gradient,
     distance: Callable[[Gradient, Gradient], Tensor] = squared_distance,
     smoothness: float = 0.0,
+    steps: int = 1,
+    rate: float = 0.0,
 ) -> Objective:
-    """What a guess is judged by: the distance of its gradient from the observed one, plus ``smoothness`` times the
-    guess's total variation."""
+    """What a guess is judged by: the distance of the update that it causes in ``steps`` local steps from the observed
+    one, plus ``smoothness`` times the guess's total variation."""
 
     def judged(x: Tensor, labels: Tensor) -> Tensor:
-        loss = distance(gradient(net, x, labels, create_graph=True), observed)
+        loss = distance(local_update(net, x, labels, steps, rate, create_graph=True), observed)
         return loss + smoothness * total_variation(x) if smoothness else loss
 
     return judged
@@ -138,7 +169,7 @@ def dlg(
     Args:
         observed: the gradient g, by parameter.
         shape: of the batch of inputs to find, (B, ...); B is part of what the attacker knows.
-        steps: of L-BFGS, each about 20 evaluations; it ends early when the objective is below ``tolerance``.
+        steps: of L-BFGS, each about 20 evaluations; it ends early when the objective is below ``tolerance`` or stuck.
         seed: of the random start.
         on_step: is given the inputs before every step, to watch them take shape.
         labels: the classes (B,), where they are known; only the inputs are then looked for.
@@ -160,6 +191,48 @@ def idlg(net: nn.Module, observed: Gradient, shape: tuple[int, ...], **options) 
     if shape[0] != 1:
         raise UserError(f"iDLG reads the label of one input, not of {shape[0]}; use dlg.")
     return dlg(net, observed, shape, labels=label_of(observed).view(1), **options)
+
+
+def inversion(
+    net: nn.Module,
+    observed: Gradient,
+    labels: Tensor,
+    shape: tuple[int, ...],
+    iterations: int = 200,
+    smoothness: float = 0.01,
+    seed: int = 0,
+    steps: int = 1,
+    rate: float = 0.0,
+    box: tuple[float, float] = (-1.0, 1.0),
+) -> Recovery:
+    r"""Inverting gradients: smooth inputs of known labels whose update points where the observed one does.
+
+    .. math:: \min_x \; 1 - \frac{\langle u(x), g \rangle}{\|u(x)\| \, \|g\|} + \lambda \, \mathrm{TV}(x)
+
+    Adam follows the sign of the gradient, at 0.1 and a tenth of it after 3/8, 5/8 and 7/8 of the iterations.
+
+    Args:
+        labels: the classes of the inputs, (B,).
+        shape: of one input, without the batch.
+        smoothness: :math:`\lambda`, the weight of the total variation.
+        steps, rate: of the local training that u(x) follows (:func:`local_update`); one step is the gradient.
+        box: the smallest and largest value of an input, as the network reads it.
+    """
+    x, _ = _start((len(labels), *shape), observed["head.bias"], seed)
+    judged = objective(net, observed, cosine_distance, smoothness, steps, rate)
+    optimiser = torch.optim.Adam([x], lr=0.1)
+    falls = [int(iterations * share) for share in (3 / 8, 5 / 8, 7 / 8)]
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, falls, gamma=0.1)
+    trace = []
+    for _ in range(iterations):
+        loss = judged(x, labels)
+        trace.append(loss.item())
+        x.grad = torch.autograd.grad(loss, x)[0].sign()
+        optimiser.step()
+        schedule.step()
+        with torch.no_grad():
+            x.clamp_(*box)
+    return Recovery(x.detach(), labels, [*trace, judged(x, labels).item()])
 
 
 def label_of(observed: Gradient) -> Tensor:
@@ -196,7 +269,8 @@ def _lbfgs(
         if on_step:
             on_step(variables[0].detach().clone())
         trace.append(float(optimiser.step(closure)))  # the value before the step
-        if trace[-1] < tolerance:
+        stuck = len(trace) > 1 and trace[-1] == trace[-2]  # the line search finds no way down any more
+        if trace[-1] < tolerance or stuck:
             break
     return [*trace, float(judged().detach())]
 

@@ -21,6 +21,7 @@ from kd3a.report import Claim
 from kd3a.runs import make_run, start
 from kd3a.settings import Hardware, Training
 from kd3a.study import summary, table
+from kd3a.traffic import traffic
 
 
 def facts_table(facts: Mapping[str, str]) -> Markdown:
@@ -224,9 +225,31 @@ class Page:
             return Markdown(f"> {refused}")
         return Markdown("The upload was accepted.")
 
-    def exchange(self) -> pd.DataFrame:
-        """Bytes beside accuracy."""
-        return report.exchange(self.frame, self.rows).rename_axis(index=None)
+    def exchange(self, rows: Sequence[str] | None = None, memory: bool = False) -> pd.DataFrame:
+        """Bytes beside accuracy and time, and beside memory where runs had a process of their own."""
+        return report.exchange(self.frame, list(rows or self.rows), memory).rename_axis(index=None)
+
+    def forecast(self, rows: Sequence[str]) -> pd.DataFrame | Markdown:
+        """Megabytes that a run of these rows sent, beside what :mod:`kd3a.traffic` says without training."""
+        task = self.task()
+        if task is None:
+            return Markdown("The data of this study are not at hand, so that no bytes can be forecast.")
+        sent = self.frame[self.frame["target"] == task.target.name].groupby("row")["megabytes"].mean()
+        texts = {}
+        for entry in (entry for entry in self.study.methods if entry.title in rows):
+            told = traffic(entry.method, task, self.study.training_of(entry), entry.config)
+            texts[entry.title, "recorded"] = f"{sent[entry.title]:,.2f}" if entry.title in sent.index else "–"
+            texts[entry.title, "forecast"] = f"{sum(told.values()) / 1e6:,.2f}"
+        display(Markdown(f"Megabytes of a run with target `{task.target.name}`."))
+        return report.tabulated(texts)
+
+    def sensitivity(self, name: str, base: str) -> Picture:
+        """Accuracy against the settings in which rows differ from row ``base``, a panel each, saved as ``name``."""
+        return plots.save(plots_studies.sensitivity(self.frame, report.varied(self.study, base)), name)
+
+    def costs(self, name: str, rows: Sequence[str]) -> Picture:
+        """Time, memory and bytes of rows as bars, saved as ``name``."""
+        return plots.save(plots_studies.cost_bars(self.frame, rows), name)
 
     # --- a search -------------------------------------------------------------------------------------------------
 
@@ -266,12 +289,15 @@ class Page:
             words.append("The records do not suffice to judge every statement yet.")
         if self.scale == "quick":
             words.append("This scale tests the code: nothing has converged, so it says little.")
-        words.append(
+        return Markdown(" ".join([*words, self.manner(claims)]))
+
+    def manner(self, claims: Sequence[Claim]) -> str:
+        """How leads are counted, in a sentence or two."""
+        return (
             f"Leads are in points of {measured(claims)} over the mean of all targets, seed by seed: mean ± sample "
             "standard deviation, the number of seeds in brackets, and the 95 % interval of Student's t. Against "
             "several rows, the strongest counts."
         )
-        return Markdown(" ".join(words))
 
 
 def percents(cells: pd.DataFrame, *columns: str) -> pd.DataFrame:
@@ -307,10 +333,23 @@ def measured(claims: Sequence[Claim]) -> str:
     return " or ".join([NAMES[value] for value in NAMES if value in values])
 
 
+def printed(name: str) -> pd.DataFrame:
+    """A table of the paper as it stands there, mean ± standard deviation in percent."""
+    cells = paper_cells(name)
+    spread = [f" ± {std}" if pd.notna(std) else "" for std in cells["std"]]
+    texts = {(r.row, r.column): f"{r.mean}{more}" for r, more in zip(cells.itertuples(), spread, strict=True)}
+    return report.tabulated(texts)
+
+
 def paper_table(name: str) -> dict[tuple[str, str], str]:
     """Numbers that the paper prints, by row and column; its average column is called ``mean``."""
-    printed = pd.read_csv(records.ROOT / "results" / "paper.csv", dtype=str)
-    printed = printed[printed["table"] == name]
-    if printed.empty:
+    return {(r.row, r.column): r.mean for r in paper_cells(name).itertuples()}
+
+
+def paper_cells(name: str) -> pd.DataFrame:
+    """The lines of a table of the paper: row, column, mean, std; its average column is called ``mean``."""
+    cells = pd.read_csv(records.ROOT / "results" / "paper.csv", dtype=str)
+    cells = cells[cells["table"] == name]
+    if cells.empty:
         raise UserError(f"The paper has no table {name!r} in results/paper.csv.")
-    return {(r.row, r.column.replace("avg", "mean")): r.mean for r in printed.itertuples()}
+    return cells.assign(column=cells["column"].str.replace("avg", "mean"))

@@ -142,6 +142,40 @@ def _shades(colours: Sequence[str], number: int) -> list[str]:
     return [*(colours[min(i, len(colours) - 2)] for i in range(number - 1)), colours[-1]]
 
 
+def embedded(features: Tensor, seed: int = 0) -> np.ndarray:
+    """Features (N, F) as points of the plane, (N, 2), by t-SNE: neighbours stay so, other distances mean little.
+
+    The perplexity is 30, or what fewer than a hundred features allow.
+    """
+    from sklearn.manifold import TSNE  # most pages do not need it
+
+    perplexity = min(30.0, (len(features) - 1) / 3)
+    return TSNE(init="pca", perplexity=perplexity, random_state=seed).fit_transform(features.double().cpu().numpy())
+
+
+def same_class_neighbours(features: Tensor, labels: Tensor) -> float:
+    """Share of the samples, (N, F), whose nearest other sample has the same label.
+
+    >>> same_class_neighbours(torch.tensor([[0.0], [0.1], [5.0], [5.1], [5.3]]), torch.tensor([0, 0, 1, 1, 0]))
+    0.8
+    """
+    distance = torch.cdist(features.double(), features.double()).fill_diagonal_(torch.inf)
+    return (labels[distance.argmin(1)] == labels).double().mean().item()
+
+
+@styled
+def feature_map(points: Mapping[str, np.ndarray], labels: Tensor, classes: Sequence[str]) -> Figure:
+    """Samples in the plane, a panel for each title of ``points`` (N, 2); the digit that is drawn is the label, (N,)."""
+    figure, axes = canvas(0.5 + 4.8 / len(points), 1, len(points), squeeze=False)
+    for ax, (title, at) in zip(axes[0], points.items(), strict=True):
+        for k, name in enumerate(classes):
+            mine = at[(labels == k).cpu().numpy()]
+            ax.scatter(*mine.T, marker=f"${name}$", s=22, lw=0.2, color=PALETTE[k % len(PALETTE)])
+        ax.set(title=title, xticks=[], yticks=[])
+        ax.grid(False)
+    return figure
+
+
 # --- communication ----------------------------------------------------------------------------------------------------
 
 

@@ -138,6 +138,58 @@ def accuracy_against_bytes(points: pd.DataFrame, families: Mapping[str, Sequence
 
 
 @styled
+def sensitivity(frame: pd.DataFrame, panels: Mapping[str, Mapping[float, str]]) -> Figure:
+    """Accuracy against one setting after another: a panel each, a line per target, whiskers over seeds.
+
+    ``panels`` maps the name of a setting to its values and the rows that have them; axes are logarithmic.
+    """
+    if not any((frame["row"] == row).any() for rows in panels.values() for row in rows.values()):
+        return nothing()
+    figure, axes = canvas(2.9, 1, len(panels), sharey=True, squeeze=False)
+    for ax, (title, rows) in zip(axes.flat, panels.items(), strict=True):
+        values = [value for value, row in sorted(rows.items()) if (frame["row"] == row).any()]
+        for k, target in enumerate(dict.fromkeys(frame["target"])):
+            runs = frame[frame["target"] == target].groupby("row")["accuracy"]
+            mean, std = (100 * s.reindex([rows[v] for v in values]) for s in (runs.mean(), runs.std(ddof=1).fillna(0)))
+            ax.errorbar(values, mean, std, color=PALETTE[k], marker=MARKERS[k], ms=4.5, capsize=2, elinewidth=1,
+                        label=target)  # fmt: skip
+        ax.set(xlabel=title, xscale="log")
+        ax.margins(x=0.12)
+        ax.set_xticks(values, [f"{value:g}" for value in values])
+        ax.minorticks_off()
+    axes[0, 0].set_ylabel("accuracy (%)")
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
+    return figure
+
+
+@styled
+def cost_bars(frame: pd.DataFrame, rows: Sequence[str]) -> Figure:
+    """Seconds, peak memory and megabytes exchanged of a run by row: means over targets and seeds."""
+    shown = [row for row in rows if (frame["row"] == row).any()]
+    if not shown:
+        return nothing()
+    means = frame.groupby("row")[["seconds", "memory", "megabytes"]].mean().reindex(shown)
+    figure, axes = canvas(0.7 + 0.24 * len(shown), 1, 3, sharey=True)
+    at = np.arange(len(shown))
+    for ax, (name, label), colour in zip(
+        axes,
+        (("seconds", "seconds"), ("memory", "peak memory (MB)"), ("megabytes", "MB exchanged")),
+        (BLUE, ORANGE, GREY),
+        strict=True,
+    ):
+        ax.barh(at, means[name], 0.72, color=colour)
+        ax.set(xlabel=label)
+        ax.grid(axis="y", visible=False)
+        ax.tick_params(axis="y", length=0)
+    axes[2].set_xscale("symlog", linthresh=1)
+    axes[2].xaxis.set_major_formatter("{x:g}")
+    axes[2].margins(y=0.01)
+    axes[0].set_yticks(at, shown, fontsize=8.5)
+    axes[0].invert_yaxis()
+    return figure
+
+
+@styled
 def ranked_effects(effects: pd.DataFrame) -> Figure:
     """What each switch adds, largest first, with its 95 % interval; a colour for each company it was turned in.
 

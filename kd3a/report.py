@@ -11,7 +11,9 @@ import pandas as pd
 from scipy import stats
 
 from kd3a.attacks import Attack
+from kd3a.data import find
 from kd3a.poison import Poison
+from kd3a.reconstructions import Reconstructions, results_of
 from kd3a.records import Record
 from kd3a.study import Results, Study, duration, percent, shipped, summary
 
@@ -19,7 +21,7 @@ from kd3a.study import Results, Study, duration, percent, shipped, summary
 def open_results(study: str, scale: str, folder: str = "") -> Results:
     """The records of a shipped study, in ``folder``, else in ``KD3A_RESULTS``, else in the repository's results/."""
     chosen = folder or os.environ.get("KD3A_RESULTS")
-    return Results(shipped(study, scale), Path(chosen) if chosen else None)
+    return results_of(shipped(study, scale), Path(chosen) if chosen else None)
 
 
 def finished(results: Results) -> list[tuple[str, Record]]:
@@ -67,17 +69,48 @@ def weights(runs: Sequence[tuple[str, Record]], domain: str) -> pd.DataFrame:
 
 
 def outcomes(results: Results) -> pd.DataFrame:
-    """The study's frame with what else a record tells of its last epoch: the share of samples that the vote accepted,
-    how many of those it named correctly, and the weight of the bad domain; empty where a run has no such thing."""
+    """The study's frame with what else a record tells: its peak memory in megabytes, and of the last epoch the share of
+    samples that the vote accepted, how many of those it named correctly, and the weight of the bad domain; empty where
+    a run has no such thing.
+
+    Of a study of attacks, a line per image."""
+    if isinstance(results, Reconstructions):
+        return results.frame()
     bad, lines = bad_domain(results.study), []
     for _, record in finished(results):
         last = record["epochs"][-1]
         vote = last.get("vote") or {}
         extra = {"accepted": vote.get("accepted"), "vote_accuracy": vote.get("accuracy")}
-        lines.append({"key": record["key"], **extra, "bad_weight": last["weights"].get(bad)})
-    more = pd.DataFrame(lines, columns=["key", "accepted", "vote_accuracy", "bad_weight"])
+        extra |= {"bad_weight": last["weights"].get(bad), "memory": record["peak_mb"]}
+        lines.append({"key": record["key"], **extra})
+    more = pd.DataFrame(lines, columns=["key", "accepted", "vote_accuracy", "bad_weight", "memory"])
     numbers = {name: float for name in more.columns[1:]}
     return results.frame().merge(more.astype(numbers), on="key", how="left", validate="many_to_one")
+
+
+#: Settings of the training that a study may vary row by row, and what their axes are called.
+VARIED = {"batch_size": "batch size", "rounds_per_epoch": "rounds an epoch", "sources": "sources"}
+
+
+def varied(study: Study, base: str) -> dict[str, dict[float, str]]:
+    """Which rows of a study have which value of a setting: name of the setting → value → row.
+
+    Rows of the method of row ``base`` count that change one setting of :data:`VARIED` and nothing else; ``base`` stands
+    among them. All sources are as many as there are other domains.
+    """
+    every = len(find(study.dataset).DOMAINS) - 1
+    first = next(entry for entry in study.methods if entry.title == base)
+    panels: dict[str, dict[float, str]] = {}
+    for name, title in VARIED.items():
+        rows = [
+            e
+            for e in study.methods
+            if (e.method, e.config) == (first.method, first.config) and set(e.training) <= {name}
+        ]
+        values = {getattr(study.training_of(entry), name) or every: entry.title for entry in rows}
+        if len(values) > 1:
+            panels[title] = values
+    return panels
 
 
 def provenance(runs: Sequence[tuple[str, Record]]) -> dict[str, str]:
@@ -139,16 +172,21 @@ def trials(results: Results) -> pd.DataFrame:
     return frame.assign(chosen=frame.index == best)
 
 
-def exchange(frame: pd.DataFrame, rows: Sequence[str]) -> pd.DataFrame:
-    """What crossed in a run, its accuracy and its time, as means over targets and seeds, in text cells."""
-    means = frame.groupby("row")[["megabytes", "accuracy", "seconds"]].mean().reindex(rows).astype(float)
+def exchange(frame: pd.DataFrame, rows: Sequence[str], memory: bool = False) -> pd.DataFrame:
+    """What crossed in a run, its accuracy and its time, as means over targets and seeds, in text cells.
+
+    With ``memory`` its peak too, which is a run's own only where every run had a process of its own.
+    """
+    forms = {
+        "megabytes": ("MB exchanged", 1, "{:,.1f}"),
+        "accuracy": ("accuracy (%)", 100, "{:.1f}"),
+        "seconds": ("seconds", 1, "{:,.0f}"),
+    } | ({"memory": ("peak memory (MB)", 1, "{:,.0f}")} if memory else {})
+    means = frame.groupby("row")[list(forms)].mean().reindex(rows).astype(float)
     cells = pd.DataFrame(index=rows)
-    for title, values, form in (
-        ("MB exchanged", means["megabytes"], "{:,.1f}"),
-        ("accuracy (%)", 100 * means["accuracy"], "{:.1f}"),
-        ("seconds", means["seconds"], "{:,.0f}"),
-    ):
-        cells[title] = ["–" if pd.isna(value) else form.format(value) for value in values]
+    for name in means:
+        title, factor, form = forms[name]
+        cells[title] = ["–" if pd.isna(value) else form.format(factor * value) for value in means[name]]
     return cells
 
 

@@ -52,6 +52,11 @@ class Run:
         """Training and method settings in one flat dict, as the record shows them."""
         return self.training.model_dump() | self.config.model_dump()
 
+    @property
+    def samples(self) -> int:
+        """How many samples of every domain the run sees."""
+        return self.training.epochs * self.training.epoch_samples
+
     def facts(self) -> dict[str, Any]:
         """What a record says of the run, and all that :func:`run_from` needs."""
         names = ("dataset", "target", "method", "seed")
@@ -95,6 +100,7 @@ def checkpoint_folder() -> Path:
 def start(run: Run, task: Task, hardware: Hardware, exchange: Exchange | None = None) -> Method:
     """Build the run's method, ready for its first stage. With an ``exchange``, its sources are elsewhere."""
     trainer = Trainer(run.training, hardware, run.seed)
+    task = task.with_sources(run.training.sources, trainer.derive("sources"))
     task = poisoned(task.to(trainer.device), Poison.parse(run.training.poison), trainer.derive("poison"))
     channel = Channel(task.target.name)
     if (attack := Attack.parse(run.training.attack)) and not exchange:  # elsewhere, the source itself attacks

@@ -67,10 +67,13 @@ def _known_model(name: str) -> str:
     return name
 
 
+KnownModel = Annotated[str, AfterValidator(_known_model)]
+
+
 class Training(Settings):
     """The budget and the optimiser: the same for every method of a study."""
 
-    model: Annotated[str, AfterValidator(_known_model)] = "cnn-narrow"
+    model: KnownModel = "cnn-narrow"
     """Name of the network; see kd3a.models."""
     epochs: int = Field(20, ge=1)
     """Passes over a domain's epoch_samples."""
@@ -92,6 +95,8 @@ class Training(Settings):
     """run: cosine over the whole run, the same for every r; released: the code's, which does not scale with r."""
     sampling: Literal["partition", "resample"] = "partition"
     """partition: an epoch is split into its rounds; resample: every round draws anew, as the released code does."""
+    sources: int = Field(0, ge=0)
+    """K, how many of the sources take part: drawn by the seed, the same and more for a larger K; 0 is all of them."""
     poison: str = ""
     """A bad source as domain:rate:kind, such as street:0.3:per-batch (or fixed, random, noise); see kd3a.poison."""
     attack: str = ""

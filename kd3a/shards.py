@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kd3a.errors import UserError
+from kd3a.probes import Probe
 from kd3a.runs import Run
 
 
@@ -36,7 +37,7 @@ class Shard:
 WHOLE = Shard()
 
 
-def deal(runs: Sequence[Run], of: int) -> list[int]:
+def deal(runs: Sequence[Run | Probe], of: int) -> list[int]:
     """The shard, from 1 to ``of``, that each run belongs to.
 
     Runs are dealt one by one in turn, those that see the most samples first and runs of the same method and settings
@@ -47,11 +48,6 @@ def deal(runs: Sequence[Run], of: int) -> list[int]:
     distinct = {run.key(""): run for run in runs}
     alike = {key: str((run.method, run.settings)) for key, run in distinct.items()}
     first = {kind: place for place, kind in reversed(list(enumerate(alike.values())))}
-    order = sorted(distinct, key=lambda key: (-samples(distinct[key]), first[alike[key]]))
+    order = sorted(distinct, key=lambda key: (-distinct[key].samples, first[alike[key]]))
     shard = {key: place % of + 1 for place, key in enumerate(order)}
     return [shard[run.key("")] for run in runs]
-
-
-def samples(run: Run) -> int:
-    """How many samples of every domain a run sees."""
-    return run.training.epochs * run.training.epoch_samples

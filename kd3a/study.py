@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, Literal
@@ -17,6 +19,7 @@ from kd3a import data, records
 from kd3a.domains import Task
 from kd3a.errors import Busy, Diverged, Lost, UserError, choose
 from kd3a.executors import Executor, ask
+from kd3a.probes import PrivacyStudy, Probe
 from kd3a.records import Record
 from kd3a.runs import Run, execute, forget, make_run
 from kd3a.settings import Hardware, Settings, Training
@@ -63,6 +66,8 @@ class Study(Settings):
     """Domains that are the target in turn; all of them by default."""
     seeds: Annotated[list[int], AfterValidator(_distinct)] = Field(min_length=1)
     """One run per seed."""
+    apart: bool = False
+    """Whether every run has a process of its own, so that its peak memory is its own too."""
     training: Training
     """Budget and optimiser, the same for every method."""
     methods: list[MethodEntry] = Field(min_length=1)
@@ -77,30 +82,37 @@ class Study(Settings):
             return self.training
         return Training.read(self.training.model_dump() | entry.training, f"training of row {entry.title!r}")
 
-    def runs(self, only: dict[str, set[str]] | None = None) -> list[tuple[str, Run]]:
+    def runs(self) -> list[tuple[str, Run]]:
         """The grid as (row title, run), seeds outermost, so that an early stop leaves whole tables."""
-        only = only or {}
         training = {entry.title: self.training_of(entry) for entry in self.methods}
-        grid = [
+        return [
             (entry.title, make_run(self.dataset, target, entry.method, seed, training[entry.title], entry.config))
             for seed in self.seeds
             for entry in self.methods
             for target in self.domains()
         ]
-        for name, values in only.items():
-            choose("key of --only", name, {"method": 0, "target": 0, "seed": 0, "row": 0})
-            grid = [pair for pair in grid if _facts(*pair)[name] in values]
-        if not grid:
-            raise UserError(f"No run of study {self.study} matches {only}; see the params file for what it holds.")
-        return grid
 
 
-def _facts(title: str, run: Run) -> dict[str, str]:
+def _facts(title: str, run: Run | Probe) -> dict[str, str]:
     return {"method": run.method, "target": run.target, "seed": str(run.seed), "row": title}
 
 
-def load_study(path: Path) -> Study:
-    """Read and check a params file, its methods' settings included, before anything else is loaded."""
+def chosen(study: Study | PrivacyStudy, only: dict[str, set[str]] | None = None) -> list[tuple[str, Run | Probe]]:
+    """The study's grid, or the part of it whose facts are among the wanted values."""
+    grid = study.runs()
+    for name, values in (only or {}).items():
+        choose("key of --only", name, {"method": 0, "target": 0, "seed": 0, "row": 0})
+        grid = [pair for pair in grid if _facts(*pair)[name] in values]
+    if not grid:
+        raise UserError(f"No run of study {study.study} matches {only}; see the params file for what it holds.")
+    return grid
+
+
+def load_study(path: Path) -> Study | PrivacyStudy:
+    """Read and check a params file, its methods' settings included, before anything else is loaded.
+
+    A file with ``attacks`` in place of ``methods`` is a study of what updates give away.
+    """
     try:
         values = yaml.safe_load(Path(path).read_text())
     except OSError:
@@ -109,15 +121,16 @@ def load_study(path: Path) -> Study:
         raise UserError(f"{path} is not a text file; params files are YAML in UTF-8.") from None
     except yaml.YAMLError as error:
         raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from None
-    study = Study.read(values, str(path))
+    attacks = isinstance(values, dict) and "attacks" in values
+    study = (PrivacyStudy if attacks else Study).read(values, str(path))
     dataset = choose(f"dataset in {path}:", study.dataset, data.DATASETS)
-    for target in study.targets:
+    for target in study.domains():
         choose(f"target in {path}:", target, dataset.DOMAINS)
     study.runs()
     return study
 
 
-def shipped(study: str, scale: str) -> Study:
+def shipped(study: str, scale: str) -> Study | PrivacyStudy:
     """The study that ``params/<study>/<scale>.yaml`` describes."""
     return load_study(records.ROOT / "params" / study / f"{scale}.yaml")
 
@@ -127,7 +140,7 @@ class Results:
 
     def __init__(
         self,
-        study: Study,
+        study: Study | PrivacyStudy,
         folder: Path | None = None,
         only: dict[str, set[str]] | None = None,
         shard: Shard = WHOLE,
@@ -137,7 +150,7 @@ class Results:
         self.path = records.results_file(study.study, study.scale) if folder is None else None
         if folder is not None:
             self.path = Path(folder) / f"{study.study}-{study.scale}.jsonl"
-        self.grid = study.runs(only)
+        self.grid = chosen(study, only)
         self.shards = deal([run for _, run in self.grid], shard.of)
         self.tasks: dict[str, Task] = {}
 
@@ -149,7 +162,7 @@ class Results:
     def found(self) -> dict[str, Record]:
         return {record["key"]: record for record in records.read(self.path)}
 
-    def recorded(self) -> list[tuple[str, Run, Record | None]]:
+    def recorded(self) -> list[tuple[str, Run | Probe, Record | None]]:
         """The grid with the record of each run that has one. No data is read: the newest record says which was used."""
         found = self.found()
         newest = next((record["data_sha256"] for record in reversed(found.values())), "")
@@ -170,7 +183,7 @@ class Results:
         if not missing:
             return f"Every run{part} is recorded."
         known = [record for path in sorted(self.path.parent.glob("*.jsonl")) for record in records.read(path)]
-        times = [expected_seconds(run, known) for run in missing]
+        times = [self.expected(run, known) for run in missing]
         told = [t for t in times if t is not None]
         runs = f"{len(missing)} of {self.shards.count(self.shard.number)} runs{part} to train"
         if not told:
@@ -197,7 +210,8 @@ class Results:
         said, tally, began = self.estimate(workers), Counter(), time.monotonic()
         todo = len({run.key("") for _, run in self.missing()})
         say(said)
-        outcomes = self._by(executor, hardware, folder) if executor else self._here(hardware, folder, quiet)
+        spread = executor and self.spreads
+        outcomes = self._by(executor, hardware, folder) if spread else self._here(hardware, folder, quiet)
         for number, outcome in outcomes:
             title, run = self.grid[number]
             name = f"[{number + 1}/{len(self.grid)}] {title:24} {run.target:12} seed {run.seed}"
@@ -207,7 +221,7 @@ class Results:
                 say(f"{name}  {ending}, no record: {outcome}")
             elif ending == "trained":
                 left = f"  {remaining(todo, tally.total(), time.monotonic() - began)}" if executor else ""
-                say(f"{name}  accuracy {outcome['target_accuracy']:.3f}  {outcome['seconds']:.0f} s{left}")
+                say(f"{name}  {self.outcome(outcome)}  {outcome['seconds']:.0f} s{left}")
                 if "no recorded run" in said:  # now there is one
                     said = self.estimate(workers)
                     say(said)
@@ -230,7 +244,7 @@ class Results:
         for number, run, key in self._mine(lambda run: self.task(run.target, folder).sha256):
             task = self.task(run.target, folder)
             try:
-                outcome = execute(run, task, hardware, self.study.study, self.study.scale, quiet, out=self.path)
+                outcome = self.execute(run, task, hardware, folder, quiet)
                 forget(key)
             except (Busy, Diverged) as error:
                 outcome = error
@@ -254,6 +268,44 @@ class Results:
                 executor.forget(number, outcome["key"])
             yield number, outcome
 
+    @property
+    def spreads(self) -> bool:
+        """Whether workers may share the runs: not if every run is to have a process of its own."""
+        return not self.study.apart
+
+    def execute(self, run: Run, task: Task, hardware: Hardware, folder: Path | None, quiet: bool) -> Record:
+        """Train one run and record it."""
+        told = (hardware, self.study.study, self.study.scale, quiet)
+        if not self.study.apart:
+            return execute(run, task, *told, out=self.path)
+        processes = get_context("forkserver")
+        processes.set_forkserver_preload([__name__])  # read once, by the server that the processes are copied from
+        with ProcessPoolExecutor(1, processes) as pool:
+            return pool.submit(execute_apart, run, folder, *told, self.path).result()
+
+    def outcome(self, record: Record) -> str:
+        """A run's result in a few words."""
+        return f"accuracy {record['target_accuracy']:.3f}"
+
+    def expected(self, run: Run, known: list[Record]) -> float | None:
+        """Seconds that a run will take, if records tell."""
+        return expected_seconds(run, known)
+
+    def text(self) -> str:
+        """The table of what is recorded, for a terminal."""
+        rows = list(dict.fromkeys(title for title, _ in self.grid))
+        targets = [t for t in self.study.domains() if any(run.target == t for _, run in self.grid)]
+        lines = ["Target accuracy in %, mean ± sample standard deviation (number of seeds); "]
+        lines[0] += f"{self.study.study}, {self.study.scale}"
+        if self.shard.of > 1:
+            number = self.shards.count(self.shard.number)
+            lines.append(
+                f"Shard {self.shard} trains {number} of the {len(self.grid)} runs; elsewhere: runs that belong to "
+                "other shards and have no record here"
+            )
+        cells = table(self.frame(), rows, targets, self.missing(mine=False)).to_string()
+        return "\n".join([*lines, "", cells])
+
     def frame(self) -> pd.DataFrame:
         """One line per finished run of the grid: row, method, target, seed, accuracy, megabytes, seconds."""
         rows = []
@@ -273,6 +325,12 @@ class Results:
         return pd.DataFrame(
             rows, columns=["row", "method", "target", "seed", "accuracy", "megabytes", "seconds", "key"]
         )
+
+
+def execute_apart(run: Run, folder: Path | None, hardware: Hardware, study: str, scale: str, quiet: bool, out: Path):
+    """:func:`kd3a.runs.execute` in another process, which reads the data itself."""
+    task = data.load(run.dataset, run.target, folder)
+    return execute(run, task, hardware, study, scale, quiet, out=out)
 
 
 def expected_seconds(run: Run, known: list[Record]) -> float | None:

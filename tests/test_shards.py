@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kd3a import cli, records
 from kd3a.errors import UserError
-from kd3a.shards import Shard, deal, samples
+from kd3a.shards import Shard, deal
 from kd3a.study import Results, Study, table
 
 SHA256 = "0" * 64
@@ -70,14 +70,14 @@ def test_shards_are_a_partition_of_the_grid_whatever_is_recorded(study, of, data
 def test_every_shard_gets_as_much_of_each_kind(study, of):
     distinct = {run.key(""): run for _, run in study.runs()}
     shards = deal(list(distinct.values()), of)
-    kinds = [(run.method, samples(run)) for run in distinct.values()]
+    kinds = [(run.method, run.samples) for run in distinct.values()]
     for kind in set(kinds):
         counts = Counter(shard for shard, other in zip(shards, kinds, strict=True) if other == kind)
         assert max(counts.values()) - min(counts[number] for number in range(1, of + 1)) <= 1
     loads = Counter({number: 0 for number in range(1, of + 1)})
     for shard, run in zip(shards, distinct.values(), strict=True):
-        loads[shard] += samples(run)
-    assert max(loads.values()) - min(loads.values()) <= max(map(samples, distinct.values()))
+        loads[shard] += run.samples
+    assert max(loads.values()) - min(loads.values()) <= max(run.samples for run in distinct.values())
 
 
 @pytest.mark.parametrize(

@@ -212,6 +212,17 @@ def test_a_perfect_vote_is_summed_up_as_one():
     assert np.allclose(plots_rounds.prediction_shares(q), 0.2)
 
 
+def test_features_on_the_plane(drawn):
+    """Two groups far apart stay apart; with fewer samples than the perplexity asks for it still works."""
+    features = torch.cat([torch.randn(20, 5, generator=torch.Generator().manual_seed(0)) + shift for shift in (0, 50)])
+    labels = torch.arange(2).repeat_interleave(20)
+    at = plots_rounds.embedded(features, seed=1)
+    assert at.shape == (40, 2) and np.array_equal(at, plots_rounds.embedded(features, seed=1))
+    assert plots_rounds.same_class_neighbours(torch.from_numpy(at), labels) == 1
+    assert plots_rounds.same_class_neighbours(features, torch.arange(40)) == 0
+    drawn(lambda: plots_rounds.feature_map({"before": at, "after": -at}, labels, ["0", "1"]), "features")
+
+
 def test_figures_of_communication(drawn):
     drawn(lambda: plots_rounds.round_borders([0.5, 1, 5], 4, 10), "rounds")
     floats = pd.DataFrame({"kind": ["params", "params", "stats"], "bytes": [4000, 40, 8]}, index=list("abc"))

@@ -1,0 +1,86 @@
+"""The page on DomainNet: the estimate of GPU-hours, the paper's table, and a page without any data."""
+
+from __future__ import annotations
+
+import nbformat
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_studies import no_task, recorded, results_with, shown_by  # noqa: F401 (a fixture)
+
+from kd3a import claims, gpu, page, plots
+from kd3a.data.images import DOMAINNET
+from kd3a.methods import METHODS
+from kd3a.records import ROOT
+from kd3a.settings import Training
+from kd3a.study import shipped
+
+TRAINING = Training(epochs=3, epoch_samples=100, batch_size=10)
+
+
+def test_operations_of_a_network_are_those_of_its_layers():
+    """cnn-narrow on 3×32×32: convolutions at 32², 16² and 8² pixels, then two linear layers; two for each product."""
+    products = 32**2 * 27 * 16 + 16**2 * 144 * 32 + 8**2 * 288 * 64 + 4096 * 128 + 128 * 10
+    assert gpu.forward_flops("cnn-narrow", (3, 32, 32), 10) == 2 * products
+    assert gpu.forward_flops("resnet18", (3, 64, 64), 7) > gpu.forward_flops("resnet18", (3, 32, 32), 7)
+
+
+def images(method: str, sources: int = 4, train: int = 1000, test: int = 70, **config) -> gpu.Images:
+    return gpu.images_of(method, METHODS[method].Config(**config), TRAINING, sources, train, test)
+
+
+@given(sources=st.integers(1, 6), train=st.integers(1, 10**5), test=st.integers(1, 10**4))
+def test_images_of_a_run_are_counted_network_by_network(sources, train, test):
+    trained = {name: images(name, sources, train, test).trained for name in ("oracle", "source-only", "fedavg", "kd3a")}
+    assert trained == {"oracle": 300, "source-only": 300, "fedavg": 300 * sources, "kd3a": 300 * (sources + 1)}
+    assert images("fedavg", sources, train, test).read == 3 * test
+    assert images("kd3a", sources, train, test).read == 3 * (sources * train + test)
+    for config in ({"vote_on": "stage"}, {"teachers": "train"}, {"variant": "official"}):
+        assert images("kd3a", sources, train, test, **config).read == 3 * (sources * 100 + test)
+
+
+def test_hours_grow_with_images_and_shrink_with_speed():
+    study = shipped("domainnet", "paper")
+    told = (study, gpu.DOMAINNET, (3, 32, 32), 345)
+    slow, fast = (gpu.estimate(*told, teraflops) for teraflops in (1.0, 4.0))
+    pd.testing.assert_series_equal(slow["GPU-hours of a run"], 4 * fast["GPU-hours of a run"])
+    assert slow.loc["KD3A", "GPU-hours of a run"] > slow.loc["FedAvg", "GPU-hours of a run"]
+    assert (slow["GPU-hours of all runs"] / slow["GPU-hours of a run"]).tolist() == pytest.approx([30.0] * len(slow))
+    one = images("oracle").flops(10)
+    assert one == 10 * (3 * 300 + 3 * 70)
+
+
+def test_the_sizes_of_domainnet_are_those_of_its_lists():
+    assert tuple(gpu.DOMAINNET) == DOMAINNET.DOMAINS
+    assert f"{sum(map(sum, gpu.DOMAINNET.values())):,}" in DOMAINNET.note
+
+
+def test_the_papers_table_is_shown_as_printed():
+    table = page.printed("domainnet")
+    cells = page.paper_cells("domainnet").set_index(["row", "column"])
+    assert set(table.columns) == {*DOMAINNET.DOMAINS, "mean"} and not table.isna().any(axis=None)
+    assert table.loc["oracle", "clipart"] == " ± ".join(cells.loc[("oracle", "clipart"), ["mean", "std"]])
+
+
+@pytest.mark.parametrize("study", ["pacs", "pacs-features", "domainnet"])
+def test_the_page_needs_neither_data_nor_records(study, tmp_path, monkeypatch, no_task, capsys):  # noqa: F811
+    monkeypatch.setenv("KD3A_FIGURES", str(tmp_path))
+    scale = "paper" if study == "domainnet" else "cpu"
+    shown = shown_by("../benchmarks/domainnet", study=study, scale=scale, results=str(tmp_path))
+    assert shown[-1].data.startswith("**Open**") and "GPU-hours" in shown[2].data
+    assert [item.path.name for item in shown if isinstance(item, plots.Picture)] == ["domainnet-accuracy.svg"]
+
+
+def test_the_page_judges_what_is_recorded(tmp_path, monkeypatch, no_task, capsys):  # noqa: F811
+    monkeypatch.setenv("KD3A_FIGURES", str(tmp_path))
+    study = shipped("pacs", "cpu")
+    results_with(study, tmp_path, recorded(study))
+    assert shown_by("../benchmarks/domainnet", results=str(tmp_path))[-1].data.startswith("**Reproduced**")
+
+
+def test_the_ledger_links_the_page_and_gives_no_verdict():
+    entries = [entry for entry in claims.LEDGER if entry.page == "benchmarks/domainnet"]
+    assert len(entries) == 2 and {claims.Judged(entry, ()).verdict for entry in entries} == {"not testable here"}
+    notebook = nbformat.read(ROOT / "book" / "benchmarks" / "domainnet.ipynb", as_version=4)
+    assert "Not testable here" in notebook.cells[0].source
