@@ -124,6 +124,10 @@ def copy_book(*left_out: str) -> None:
 
 def render() -> int:
     """Render the executed pages, mend them and follow their links; 0 if nothing was wrong."""
+    missing = [str(page) for page in pages() if page.suffix == ".ipynb" and not (WORK / "book" / page).exists()]
+    if missing:
+        print(f"Not executed yet: {', '.join(missing)}; build without --no-run first.", file=sys.stderr)
+        return 1
     copy_book("*.ipynb")
     config = launch.configured(yaml.safe_load((BOOK / "_config.yml").read_text()), launch.repository())
     (WORK / "book" / "_config.yml").write_text(yaml.safe_dump(config, allow_unicode=True, sort_keys=False))

@@ -47,12 +47,13 @@ def setup_cell(address: str, page: Path) -> dict[str, Any]:
         "# Fetch the book's module, settings and records where they are missing.",
         "import importlib.util",
         "import sys",
+        "from pathlib import Path",
         "",
         'if importlib.util.find_spec("kd3a") is None:',
         f"    !git clone --quiet --depth 1 {address} {FOLDER}",
         f"    %cd -q {FOLDER}",
         "    %pip install --quiet --editable .",
-        '    sys.path.insert(0, ".")',
+        "    sys.path.insert(0, str(Path.cwd()))",
         f"    %cd -q {page.parent.as_posix()}",
     ]
     source = [line + "\n" for line in lines[:-1]] + lines[-1:]

@@ -29,8 +29,9 @@ article { break-before: page; }
 article:first-of-type { break-before: auto; }
 h1, h2, h3, caption, figcaption { break-after: avoid; }
 figure, tr, pre, mjx-container, .sd-card, .kd3a-explorer { break-inside: avoid; }
+.bd-article figure img { width: auto; max-width: 100%; max-height: 170mm; }
 pre { white-space: pre-wrap; }
-a.headerlink, .toggle-button, details > summary, .copybtn { display: none; }
+a.headerlink, .toggle-button, details > summary, .copybtn { display: none !important; }
 """
 
 READY = """async () => {

@@ -17,6 +17,7 @@ from kd3a.data.files import digest
 from kd3a.domains import Domain, Part
 from kd3a.errors import UserError, choose, listing
 from kd3a.executors import Spread
+from kd3a.federation.files import export
 from kd3a.methods import METHODS
 from kd3a.reconstructions import results_of
 from kd3a.runs import Run, execute, forget, make_run, run_from
@@ -53,14 +54,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(required=True, metavar="COMMAND")
 
     run = _command(commands, "run", do_run, "train one method on one target and print its record")
-    run.add_argument("--dataset", default="digits", help="dataset (default: digits); see 'kd3a datasets'")
-    run.add_argument("--target", required=True, help="domain to adapt to; all other domains are sources")
-    run.add_argument("--method", default="kd3a", help="method (default: kd3a); see 'kd3a methods'")
-    run.add_argument("--seed", type=int, default=0, help="seed of everything random (default: 0)")
-    run.add_argument("--scale", default="quick", help="settings of params/<dataset>/<scale>.yaml (default: quick)")
-    run.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="change one setting; may be given repeatedly"
-    )
+    run_options(run)
     run.add_argument("--json", action="store_true", help="print exactly one JSON record on stdout and nothing else")
     run.add_argument("--out", type=Path, help="append the record to this .jsonl file (not trained again if there)")
     _hardware(run)
@@ -90,11 +84,12 @@ def parser() -> argparse.ArgumentParser:
 
     _command(commands, "datasets", do_datasets, "list the datasets, their domains and what is available")
 
-    tool = _command(commands, "data", do_data, "prepare, check or show a dataset")
-    tool.add_argument("action", choices=("prepare", "build", "check", "show"), help="build is another word for prepare")
+    tool = _command(commands, "data", do_data, "prepare, check, show or export a dataset")
+    actions = ("prepare", "build", "check", "show", "export")
+    tool.add_argument("action", choices=actions, help="build is another word for prepare; export: a file per domain")
     tool.add_argument("name", nargs="?", default="digits", help="dataset (default: digits)")
     tool.add_argument("--data", type=Path, help="folder of downloaded data (default: KD3A_DATA)")
-    tool.add_argument("--out", type=Path, default=Path("contact-sheet.png"), help="picture that 'show' writes")
+    tool.add_argument("--out", type=Path, help="picture that 'show' writes, or folder of 'export'")
 
     tidy = _command(commands, "records", do_records, "put records of several folders together")
     tidy.add_argument("action", choices=("merge",), help="add what is new; of two records of a run the first stays")
@@ -132,6 +127,18 @@ def spread_of(arguments: argparse.Namespace) -> Spread:
     told = {name: getattr(arguments, name) for name in Spread.model_fields}
     told["executor"] = told["executor"] or ("processes" if told["workers"] else "here")
     return Spread.read({name: value for name, value in told.items() if value is not None})
+
+
+def run_options(command: argparse.ArgumentParser, target: str | None = None) -> None:
+    """What :func:`run_of` reads; without a default, the target must be named."""
+    add = command.add_argument
+    add("--dataset", default="digits", help="dataset (default: digits); see 'kd3a datasets'")
+    domain = "domain to adapt to; all other domains are sources" + (f" (default: {target})" if target else "")
+    add("--target", required=target is None, default=target, help=domain)
+    add("--method", default="kd3a", help="method (default: kd3a); see 'kd3a methods'")
+    add("--seed", type=int, default=0, help="seed of everything random (default: 0)")
+    add("--scale", default="quick", help="settings of params/<dataset>/<scale>.yaml (default: quick)")
+    add("--set", action="append", default=[], metavar="KEY=VALUE", help="change one setting; may be given repeatedly")
 
 
 def _hardware(command: argparse.ArgumentParser) -> None:
@@ -271,9 +278,14 @@ def do_data(arguments: argparse.Namespace) -> int:
     if preparing and hasattr(dataset, "prepare"):
         dataset.prepare(arguments.data)
     dataset = data.find(arguments.name, arguments.data)  # a folder knows its classes only now
+    if arguments.action == "export":
+        task = data.load(arguments.name, dataset.DOMAINS[0], arguments.data)
+        for path in export(task, arguments.out or Path(arguments.name)):
+            print(f"Wrote {path}.")
+        return 0
     domains, sha256 = dataset.load(arguments.data)
     if arguments.action == "show":
-        return show(dataset, domains, arguments.out)
+        return show(dataset, domains, arguments.out or Path("contact-sheet.png"))
     print(dataset.available(arguments.data))
     for domain in domains.values():
         shape = "×".join(map(str, domain.train.shape))

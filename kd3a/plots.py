@@ -157,6 +157,22 @@ def transfer_matrix(accuracy: pd.DataFrame, own: Mapping[str, str]) -> Figure:
 # --- one round -------------------------------------------------------------------------------------------------
 
 
+def box(
+    ax: Axes, x: float, y: float, w: float, h: float, title: str, text: str = "", edge: str = INK, fill: str = "white"
+) -> None:
+    """A rounded box of a diagram, its title in bold above its text."""
+    style = "round,pad=0,rounding_size=1"
+    ax.add_patch(FancyBboxPatch((x, y), w, h, boxstyle=style, facecolor=fill, edgecolor=edge, lw=1.6))
+    at = y + h - 2.1 if text else y + h / 2
+    ax.text(x + w / 2, at, title, ha="center", va="center", fontweight="bold", fontsize=10)
+    ax.text(x + w / 2, y + (h - 2.6) / 2, text, ha="center", va="center", fontsize=9.5, linespacing=1.25)
+
+
+def arrow(ax: Axes, a: tuple[float, float], b: tuple[float, float], colour: str, style: str = "-|>") -> None:
+    """An arrow of a diagram, from ``a`` to ``b``."""
+    ax.add_patch(FancyArrowPatch(a, b, arrowstyle=style, mutation_scale=14, color=colour, lw=2, shrinkA=0, shrinkB=0))
+
+
 @styled
 def round_diagram() -> Figure:
     """One round of KD3A: what stays at home, what travels, what the target does."""
@@ -164,26 +180,14 @@ def round_diagram() -> Figure:
     ax = figure.add_axes((0, 0, 1, 1), xlim=(0, 55), ylim=(0, 46))
     ax.axis("off")
 
-    def box(x: float, y: float, w: float, h: float, title: str, text: str = "", edge: str = INK, fill: str = "white"):
-        style = "round,pad=0,rounding_size=1"
-        ax.add_patch(FancyBboxPatch((x, y), w, h, boxstyle=style, facecolor=fill, edgecolor=edge, lw=1.6))
-        at = y + h - 2.1 if text else y + h / 2
-        ax.text(x + w / 2, at, title, ha="center", va="center", fontweight="bold", fontsize=10)
-        ax.text(x + w / 2, y + (h - 2.6) / 2, text, ha="center", va="center", fontsize=9.5, linespacing=1.25)
-
-    def arrow(a: tuple[float, float], b: tuple[float, float], colour: str):
-        ax.add_patch(
-            FancyArrowPatch(a, b, arrowstyle="-|>", mutation_scale=14, color=colour, lw=2, shrinkA=0, shrinkB=0)
-        )
-
     for x, name in ((1, "Source 1"), (19.5, "Source 2"), (38, "Source K")):
-        box(x, 35.5, 16, 9.5, name, "labelled data stay,\na model is trained", BLUE, "#eaf3fa")
-        arrow((x + 6.5, 35.3), (x + 6.5, 27.8), BLUE)
-        arrow((x + 9.5, 27.8), (x + 9.5, 35.3), GREEN)
+        box(ax, x, 35.5, 16, 9.5, name, "labelled data stay,\na model is trained", BLUE, "#eaf3fa")
+        arrow(ax, (x + 6.5, 35.3), (x + 6.5, 27.8), BLUE)
+        arrow(ax, (x + 9.5, 27.8), (x + 9.5, 35.3), GREEN)
     ax.text(36.75, 40.2, "…", ha="center", va="center", fontsize=14)
     ax.text(18.25, 31.5, "models\ngo up", color="#015a8c", ha="center", va="center", fontsize=9.5)
     ax.text(36.75, 31.5, "the average\ncomes down", color="#006e50", ha="center", va="center", fontsize=9.5)
-    box(1, 1, 53, 26.5, "", edge=ORANGE, fill="#fdf4e9")
+    box(ax, 1, 1, 53, 26.5, "", edge=ORANGE, fill="#fdf4e9")
     ax.text(27.5, 25.2, "Target: unlabelled data stay here", ha="center", va="center", fontweight="bold")
     steps = (
         ("1  Knowledge Vote", "confident sources\nthat agree label\nthe target's data"),
@@ -192,7 +196,7 @@ def round_diagram() -> Figure:
         ("4  Average", "weights, and BatchNorm\nstatistics in closed form"),
     )
     for (x, y), (title, text) in zip(((2.5, 13.2), (28.5, 13.2), (2.5, 2.3), (28.5, 2.3)), steps, strict=True):
-        box(x, y, 24, 9.9, title, text, ORANGE)
+        box(ax, x, y, 24, 9.9, title, text, ORANGE)
     return figure
 
 

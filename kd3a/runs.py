@@ -27,7 +27,7 @@ from kd3a.domains import Task
 from kd3a.errors import Busy, choose
 from kd3a.losses import entropy
 from kd3a.methods import METHODS
-from kd3a.methods.base import Method, Poll
+from kd3a.methods.base import Exchange, Method, Poll
 from kd3a.poison import Poison, poisoned
 from kd3a.progress import Progress
 from kd3a.settings import Hardware, Settings, Training
@@ -97,16 +97,20 @@ def checkpoint_folder() -> Path:
     return folder
 
 
-def start(run: Run, task: Task, hardware: Hardware) -> Method:
-    """Build the run's method, ready for its first stage."""
+def start(run: Run, task: Task, hardware: Hardware, exchange: Exchange | None = None) -> Method:
+    """Build the run's method, ready for its first stage. With an ``exchange``, its sources are elsewhere."""
     trainer = Trainer(run.training, hardware, run.seed)
     task = task.with_sources(run.training.sources, trainer.derive("sources"))
     task = poisoned(task.to(trainer.device), Poison.parse(run.training.poison), trainer.derive("poison"))
     channel = Channel(task.target.name)
-    if attack := Attack.parse(run.training.attack):
+    if (attack := Attack.parse(run.training.attack)) and not exchange:  # elsewhere, the source itself attacks
         choose("source that attacks", attack.source, [source.name for source in task.sources])
         channel = AttackedChannel(task.target.name, attack, trainer.derive("attack"))
-    return METHODS[run.method](task, run.config, trainer, channel)
+    method = METHODS[run.method](task, run.config, trainer, channel)
+    if exchange:
+        method.exchange = exchange
+        method.parties = [party for party in method.parties if party.name not in method.sources]
+    return method
 
 
 def execute(
@@ -118,10 +122,12 @@ def execute(
     quiet: bool = False,
     on_stage: Callable[[Method, Stage], None] | None = None,
     out: Path | None = None,
+    exchange: Exchange | None = None,
 ) -> records.Record:
     """Train the run and return its record; goes on from the run's checkpoint if there is one.
 
-    With ``out``, the record is appended to that file, and a run that is there already is not trained again.
+    With ``out``, the record is appended to that file, and a run that is there already is not trained again. With an
+    ``exchange``, sources are elsewhere and go on from their own last round: every round leaves a checkpoint here.
     """
     key = run.key(task.sha256)
     checkpoint = checkpoint_folder() / f"{key}.safetensors"
@@ -134,9 +140,9 @@ def execute(
         known = {record["key"]: record for record in records.read(out)} if out else {}
         if key in known:
             return known[key]
-        method = start(run, task, hardware)
+        method = start(run, task, hardware, exchange)
         device = method.trainer.device
-        journal = Journal(records.provenance(device, hardware.threads))
+        journal = Journal(records.provenance(device, hardware.threads) | getattr(exchange, "provenance", {}))
         if state := load_checkpoint(checkpoint):
             tensors, journal = state
             method.load(tensors)
@@ -151,7 +157,7 @@ def execute(
                 journal.note(method, stage, logs)
                 journal.seconds += time.monotonic() - began
                 journal.rounds = stage.round + 1
-                if stage.closes_epoch or time.monotonic() - written > CHECKPOINT_SECONDS:
+                if exchange or stage.closes_epoch or time.monotonic() - written > CHECKPOINT_SECONDS:
                     save_checkpoint(checkpoint, method, journal)
                     written = time.monotonic()
                 bar.advance(journal.epochs[-1] if journal.epochs else {})

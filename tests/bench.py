@@ -9,6 +9,7 @@ import resource
 import statistics
 import time
 from collections.abc import Callable, Iterable
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -209,6 +210,18 @@ def streaming_memory(n: int = 10_000) -> None:
     )
 
 
+def federated_round(digits: Task) -> None:
+    """Rounds of KD3A with every source a node of its own on this machine, TLS on, against rounds in one process."""
+    from kd3a.federation import demo  # where Flower is installed
+
+    training = Training(model="cnn-narrow", epochs=4, epoch_samples=400, batch_size=20)
+    run = make_run("digits", "mnist_m", "kd3a", 0, training, {})
+    with TemporaryDirectory() as folder:
+        c = demo.compare(run, digits, Path(folder) / "federation", say=lambda line: None)
+    took = c.federated["seconds"] / len(c.rounds)
+    print(f"one KD3A round over Flower, K={len(c.sockets)}: {took:.1f} s, {c.overhead:.1f}× that in one process")
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     digits = data.load("digits", "mnist_m")
@@ -218,3 +231,5 @@ if __name__ == "__main__":
     vote_and_focus()
     streamed_against_cached()
     streaming_memory()
+    if find_spec("flwr"):
+        federated_round(digits)

@@ -157,7 +157,15 @@ def test_an_idle_worker_that_was_killed_is_replaced(quick_workers):
         assert executor.alive and first not in executor.alive
 
 
-def test_ctrl_c_ends_the_workers(quick_workers, monkeypatch):
+@pytest.fixture
+def listening():
+    """Ctrl-C is heard, even where the tests run in the background of a shell, which turns it off."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_ends_the_workers(quick_workers, listening, monkeypatch):
     monkeypatch.setattr(executors, "PATIENCE", 0.1)  # these two do not notice that nobody listens
     executor = Processes(workers=2)
     timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import build
 import launch
 import links
 import nbformat
@@ -100,11 +101,40 @@ def test_launched_notebooks_begin_by_fetching_the_book(tmp_path):
     assert len(json.loads(path.read_text())["cells"]) == len(notebook.cells), "once is enough"
 
 
-def test_the_first_cell_does_nothing_where_the_book_is():
-    cell = "".join(launch.setup_cell(ADDRESS, Path("book/tutorial/x.ipynb"))["source"])
-    shell, here = InteractiveShell.instance(), Path.cwd()
-    assert shell.run_cell(cell).success and Path.cwd() == here
+@pytest.fixture
+def shell():
+    yield InteractiveShell.instance()
     InteractiveShell.clear_instance()
+
+
+def test_the_first_cell_does_nothing_where_the_book_is(shell):
+    cell = "".join(launch.setup_cell(ADDRESS, Path("book/tutorial/x.ipynb"))["source"])
+    here = Path.cwd()
+    assert shell.run_cell(cell).success and Path.cwd() == here
+
+
+def test_the_first_cell_fetches_the_book_elsewhere(shell, tmp_path, monkeypatch):
+    """From a repository on this machine, under a name that is not installed, and without pip."""
+    origin = tmp_path / "origin"
+    for name in ("book/tutorial/x.ipynb", "notinstalled/__init__.py"):
+        (origin / name).parent.mkdir(parents=True)
+        (origin / name).touch()
+    git = ["git", "-C", str(origin), "-c", "user.name=x", "-c", "user.email=x@example.org"]
+    for words in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "--message", "x"]):
+        subprocess.run([*git, *words], check=True)
+    cell = "".join(launch.setup_cell(origin.as_uri(), Path("book/tutorial/x.ipynb"))["source"])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    cell = cell.replace('"kd3a"', '"notinstalled"').replace("%pip install --quiet --editable .", "pass")
+    assert shell.run_cell(cell + "\nimport notinstalled").success
+    assert Path.cwd() == tmp_path / "kd3a-book" / "book" / "tutorial"
+
+
+def test_rendering_needs_executed_notebooks(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(build, "WORK", tmp_path)
+    assert build.render() == 1
+    told = capsys.readouterr().err
+    assert told.startswith("Not executed yet: ") and "tutorial/ten-minutes.ipynb" in told and "--no-run" in told
 
 
 # --- on paper ---------------------------------------------------------------------------------------------------------

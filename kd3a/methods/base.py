@@ -38,6 +38,22 @@ class Poll:
     accepted: Tensor  # (n,) bool, whether it counted in full
 
 
+Exchange = Callable[["Method", Stage, Message, Message | None], dict[str, Message]]
+
+
+def in_process(method: Method, stage: Stage, message: Message, form: Message | None) -> dict[str, Message]:
+    """Send every source the message, let it train for the stage, and return the uploads, checked against ``form``.
+
+    Here all parties live in one process and work one after the other. :mod:`kd3a.federation` has the same function for
+    sources that are other machines; there, a source that gives no answer in time is missing from the uploads.
+    """
+    hub, uploads = method.task.target.name, {}
+    for name, party in method.sources.items():
+        received = method.channel.send(message, hub, name)
+        uploads[name] = method.channel.send(method.local(party, stage, received), name, hub, like=form)
+    return uploads
+
+
 class Method:
     """What the runner needs of a method: stages, what to do in one, a state, and predictions."""
 
@@ -45,6 +61,10 @@ class Method:
     summary: ClassVar[str]
     needs_source_data: ClassVar[bool] = False
     uses_target_labels: ClassVar[bool] = False
+    federated: ClassVar[bool] = False
+    """Whether all that crosses goes through ``exchange``, so that sources may be other machines."""
+    exchange: Exchange = staticmethod(in_process)
+    sources: dict[str, Party]
 
     class Config(Settings):
         """The method's own settings."""
@@ -53,6 +73,7 @@ class Method:
         self.task, self.config, self.trainer, self.channel = task, config, trainer, channel
         self.parties: list[Party] = []
         self.memory: dict[str, Tensor] = {}  # whatever else must survive from round to round
+        self.losses: dict[str, Tensor] = {}  # of the sources in the last round, for the log only
         self.build()
 
     @classmethod
@@ -90,6 +111,18 @@ class Method:
     def run(self, stage: Stage) -> Logs:
         """Do one stage."""
         raise NotImplementedError
+
+    def broadcast(self) -> Message:
+        """What the target sends to every source at the start of a round."""
+        return {}
+
+    def local(self, party: Party, stage: Stage, received: Message) -> Message:
+        """What a source does in a stage, at home: it takes what it received, trains, and returns its upload."""
+        raise NotImplementedError
+
+    def source_loss(self) -> Tensor:
+        """Mean loss of the sources that trained in the last round."""
+        return torch.stack(list(self.losses.values())).mean()
 
     def predict(self, part) -> Tensor:
         """Class probabilities, (N, C)."""
@@ -206,6 +239,7 @@ class Joint(Method):
 class Rounds(Method):
     """The decentralised loop. ``broadcast`` and ``collect`` run at the target, ``local`` at a source."""
 
+    federated = True
     shared = ""  # prefix of the tensors that the target sends back; all of them by default
 
     def build(self) -> None:
@@ -214,7 +248,6 @@ class Rounds(Method):
         target = self.task.target
         self.target = self.trainer.party(target.name, self.new_net(), target.train)
         self.parties = [*self.sources.values(), self.target]
-        self.losses: dict[str, Tensor] = {}  # of the sources, for the log only
 
     def source_party(self, source: Domain) -> Party:
         return self.trainer.party(source.name, self.new_net(), source.train)
@@ -228,7 +261,6 @@ class Rounds(Method):
         return timeline(t.epochs, t.batches_per_epoch, t.rounds_per_epoch)
 
     def broadcast(self) -> Message:
-        """What the target sends to every source at the start of a round."""
         return parcel(self.net, self.shared)
 
     def receive(self, party: Party, received: Message) -> None:
@@ -240,7 +272,6 @@ class Rounds(Method):
         return parcel(party.net) | {"stats": {"samples": torch.tensor(len(party.part))}}
 
     def local(self, party: Party, stage: Stage, received: Message) -> Message:
-        """A source's round: take the shared model, train it at home, report."""
         self.receive(party, received)
         self.losses[party.name] = self.supervised(party, stage, self.source_mixup())
         return self.report(party)
@@ -252,13 +283,6 @@ class Rounds(Method):
         """What the target makes of the uploads; it ends with the new shared model in ``self.net``."""
         raise NotImplementedError
 
-    def source_loss(self) -> Tensor:
-        return torch.stack(list(self.losses.values())).mean()
-
     def run(self, stage: Stage) -> Logs:
-        hub, uploads = self.task.target.name, {}
-        form, message = self.report(self.target), self.broadcast()
-        for name, party in self.sources.items():
-            received = self.channel.send(message, hub, name)
-            uploads[name] = self.channel.send(self.local(party, stage, received), name, hub, like=form)
-        return self.collect(stage, uploads)
+        self.losses = {}
+        return self.collect(stage, self.exchange(self, stage, self.broadcast(), self.report(self.target)))

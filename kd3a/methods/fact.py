@@ -32,6 +32,7 @@ class FACT(Rounds):
     """
 
     name = "fact"
+    federated = False  # a round has two exchanges
     summary = "two sources a round; the target removes the disagreement of their heads"
 
     class Config(Supervised):

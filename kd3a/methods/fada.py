@@ -34,6 +34,7 @@ class FADA(Weighted):
     """
 
     name = "fada"
+    federated = False  # features cross in every batch
     summary = "adversarial alignment of features that cross in every batch, and dynamic attention"
 
     class Config(Settings):

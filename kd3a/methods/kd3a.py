@@ -37,9 +37,13 @@ class KD3A(Weighted):
         super().build()
         self.shared = "" if self.config.shared == "all" else "backbone."
         self.teachers = [self.trainer.net(self.task) for _ in self.task.sources]
-        bad = dropped(self.config.weighting)
-        self.voters = {n: t for n, t in zip(self.sources, self.teachers, strict=True) if n not in bad}
+        self.voters = self.entitled(list(self.sources))
         self.vote_switches = self.config.model_dump(include={"consensus", "support", "fallback"})
+
+    def entitled(self, names: list[str]) -> dict[str, Net]:
+        """The teachers of these sources that may vote: all but the dropped ones."""
+        teachers, bad = dict(zip(self.sources, self.teachers, strict=True)), dropped(self.config.weighting)
+        return {name: teachers[name] for name in names if name not in bad}
 
     def source_party(self, source: Domain) -> Party:
         net = self.trainer.net(self.task)
@@ -59,8 +63,10 @@ class KD3A(Weighted):
         return self.config.mixup if self.config.mixup_sources else 0.0
 
     def collect(self, stage: Stage, uploads: dict[str, Message]) -> Logs:
-        for teacher, message in zip(self.teachers, uploads.values(), strict=True):
+        teachers = [t for name, t in zip(self.sources, self.teachers, strict=True) if name in uploads]
+        for teacher, message in zip(teachers, uploads.values(), strict=True):
             unpack(teacher, contents(message))
+        self.voters = self.entitled(list(uploads))
         gate = confidence_gate(stage.progress, self.config.gate_begin, self.config.gate_end)
         loss, ballots, asked = self.distil(stage, gate)  # self.net is now the (K+1)-th model
         check(ballots, list(self.voters))
@@ -68,9 +74,9 @@ class KD3A(Weighted):
         # in train mode the vote has overwritten the teachers' BatchNorm statistics: average what they hold now
         states = [contents(m) for m in uploads.values()]
         if self.config.teachers == "train":
-            states = [contents(parcel(t)) for t in self.teachers]
+            states = [contents(parcel(t)) for t in teachers]
         self.average(stage, states, alpha)
-        logs = {"loss": loss, "gate": gate, "weights": alpha}
+        logs = {"loss": loss, "gate": gate, "weights": self.spread(alpha, uploads)}
         if stage.closes_epoch:
             p, n = self.consensus(ballots, gate)
             logs["vote"] = Poll(asked, p.argmax(-1), n > self.config.fallback)
@@ -137,7 +143,7 @@ class KD3A(Weighted):
     # --- Consensus Focus ------------------------------------------------------------------------------------------
 
     def weigh(self, ballots: Ballots, gate: float, uploads: dict[str, Message]) -> Tensor:
-        """Domain weights of the round, (K + 1,)."""
+        """Domain weights of the round, of the sources that were heard and the target."""
         c, q, size_factor = self.config, ballots.q, self.config.size_factor
         if c.weighting != "consensus-focus":  # another rule, which weighs sizes as it likes
             worth, size_factor = rule_of(c.weighting)(self.context(uploads, gate, q)).to(q.device), False
@@ -154,8 +160,13 @@ class KD3A(Weighted):
             size_factor=size_factor,
             target_share=c.target_share,
         )
-        alpha = smooth(alpha, self.memory.get("alpha"), c.weight_momentum, c.weight_decimals)
-        self.memory["alpha"] = alpha
+        previous = self.memory.get("alpha")
+        if previous is not None and len(alpha) < len(previous):  # the weight of who is missing goes to the others
+            previous = previous[self.heard(uploads)]
+        alpha = smooth(alpha, previous, c.weight_momentum, c.weight_decimals)
+        if len(uploads) < len(self.sources):
+            alpha = alpha / alpha.sum()
+        self.memory["alpha"] = self.spread(alpha, uploads)
         return alpha
 
     # --- aggregation and BatchNorm MMD ----------------------------------------------------------------------------

@@ -11,6 +11,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from kd3a.channel import Message
+from kd3a.errors import UserError, listing
 from kd3a.losses import shot_labels, smoothed_cross_entropy, unit_features
 from kd3a.methods.base import Logs, Method
 from kd3a.models import Ensemble, Net, contents, parcel, unpack, with_bottleneck
@@ -74,8 +76,11 @@ class Bottlenecked(Method):
 class SourceFree(Bottlenecked):
     """Every source trains alone and uploads once; what the target makes of the K models is the method's own.
 
-    In the curve of a run, epochs before the upload show the mean of the sources' models, which the target then lacks.
+    In the curve of a run, epochs before the upload show the mean of the sources' models, which the target then lacks;
+    where sources are other machines, it shows untrained networks there.
     """
+
+    federated = True
 
     def build(self) -> None:
         """A party per source, as many networks at the target that wait for the upload, and who adapts them."""
@@ -94,16 +99,25 @@ class SourceFree(Bottlenecked):
         return self.ensemble if "uploaded" in self.memory else self.at_home
 
     def run(self, stage: Stage) -> Logs:
+        self.losses = {}
         if stage.phase == "adapt":
             return self.adapt(stage)
-        losses = [self.supervised(party, stage) for party in self.sources.values()]
-        if stage.last == stage.total:
-            self.upload()
-        return {"loss": torch.stack(losses).mean()}
+        last = stage.last == stage.total
+        form = parcel(next(iter(self.received.values()))) if last else {}
+        uploads = self.exchange(self, stage, self.broadcast(), form)
+        if last:
+            self.take(uploads)
+        return {"loss": self.source_loss()}
 
-    def upload(self) -> None:
-        for name, party in self.sources.items():
-            form = parcel(self.received[name])
-            message = self.channel.send(parcel(party.net), name, self.task.target.name, like=form)
+    def local(self, party: Party, stage: Stage, received: Message) -> Message:
+        """Nothing is received, and nothing is uploaded before the last stage of training."""
+        self.losses[party.name] = self.supervised(party, stage)
+        return parcel(party.net) if stage.last == stage.total else {}
+
+    def take(self, uploads: dict[str, Message]) -> None:
+        """The only upload of a source: none may be missing."""
+        if missing := [name for name in self.sources if name not in uploads]:
+            raise UserError(f"No upload of {listing(missing)}: method {self.name} needs one of every source.")
+        for name, message in uploads.items():
             unpack(self.received[name], contents(message))
         self.memory["uploaded"] = torch.ones((), device=self.trainer.device)

@@ -37,7 +37,19 @@ class Weighted(Rounds):
     def collect(self, stage: Stage, uploads: dict[str, Message]) -> Logs:
         alpha = rule_of(self.config.weighting)(self.context(uploads)).to(self.trainer.device)
         unpack(self.net, aggregate([contents(message) for message in uploads.values()], alpha))
-        return {"loss": self.source_loss(), "weights": alpha}
+        return {"loss": self.source_loss(), "weights": self.spread(alpha, uploads)}
+
+    def spread(self, alpha: Tensor, uploads: dict[str, Message]) -> Tensor:
+        """The weights over all of ``self.weighted``: zero for a source that was not heard in this round."""
+        if len(uploads) == len(self.sources):
+            return alpha
+        out = alpha.new_zeros(len(self.weighted))
+        out[self.heard(uploads)] = alpha
+        return out
+
+    def heard(self, uploads: dict[str, Message]) -> list[int]:
+        """Positions in ``self.weighted`` of the sources that were heard and of the target."""
+        return [i for i, name in enumerate(self.weighted) if name in uploads or name == self.target.name]
 
     def context(self, uploads: dict[str, Message], gate: float = GATE, q: Tensor | None = None) -> Context:
         """What the target knows at the end of a round; ``q`` are the models' predictions, where they are at hand."""

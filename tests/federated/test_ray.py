@@ -85,22 +85,14 @@ def cluster(digits_cache):
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:  # a short path: for sockets
         options = [f"--port={port}", "--num-cpus=2", "--object-store-memory=83886080", f"--temp-dir={folder}"]
         options += ["--include-dashboard=false", "--disable-usage-stats"]
-        process = subprocess.Popen([program, "start", "--head", "--block", *options], stdout=subprocess.DEVNULL)
+        command = [program, "start", "--head", "--block", *options]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         try:
-            wait_for(port)
+            assert any("Ray runtime started" in line for line in process.stdout)
             yield f"127.0.0.1:{port}"
         finally:
             process.terminate()
             process.wait(60)
-
-
-def wait_for(port: int) -> None:
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        time.sleep(0.1)
 
 
 def test_the_command_line_uses_a_running_cluster(here, cluster, tmp_path, capsys):
