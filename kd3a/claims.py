@@ -14,7 +14,7 @@ import pandas as pd
 
 from kd3a import report
 from kd3a.probes import NAMES
-from kd3a.reconstructions import control
+from kd3a.reconstructions import control, rivals
 from kd3a.report import Claim, Finding
 
 T = TypeVar("T")
@@ -133,24 +133,24 @@ def paper_against_code(rows: Sequence[str]) -> list[Claim]:
 def privacy(rows: Sequence[str]) -> list[Claim]:
     """What gradients give away, of one image and of a batch, and what a round's update does.
 
-    Every attack is held against its control. A gradient of one image must give away at least half of the images, that
-    of a batch at least a tenth; a round's update at most a twentieth.
+    Every attack is held against its control, and against the mean image where it is to succeed. A gradient of one image
+    must give away at least half of the images, that of a batch at least a tenth; a round's update at most a twentieth.
     """
     cells = {tuple(row.split(" · ")): row for row in rows}
     whole = max((seen for _, _, seen in cells), key=lambda seen: math.prod(map(int, seen.split(" × "))))
     batches = {seen for _, _, seen in cells if seen.startswith("1 × ")} - {"1 × 1"}
     gave, kept = [], []
     for (network, attack, seen), row in cells.items():
-        name, other = NAMES[attack], control(row)
+        name = NAMES[attack]
         if seen == "1 × 1" and attack != "idlg":
-            text = f"{network}, gradient of one image: {name} beats its control"
-            gave.append(Claim(text, row, (other,), 0.5, "recovered"))
+            text = f"{network}, gradient of one image: {name} beats control and mean image"
+            gave.append(Claim(text, row, rivals(row), 0.5, "recovered"))
         elif seen in batches:
-            text = f"{network}, gradient of a batch: {name} beats its control"
-            gave.append(Claim(text, row, (other,), 0.1, "recovered"))
+            text = f"{network}, gradient of a batch: {name} beats control and mean image"
+            gave.append(Claim(text, row, rivals(row), 0.1, "recovered"))
         elif seen == whole:
             text = f"{network}, update of a round: the control does as well as {name}"
-            kept.append(Claim(text, other, (row,), -0.05, "recovered"))
+            kept.append(Claim(text, control(row), (row,), -0.05, "recovered"))
     return [*gave, *kept]
 
 

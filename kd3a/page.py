@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 from IPython.display import DisplayObject, Markdown, display
 
-from kd3a import models, plots, plots_studies, records, report
+from kd3a import charts, models, plots, plots_studies, records, report
 from kd3a.channel import RefusedMessage
+from kd3a.charts import Chart
 from kd3a.domains import Task
 from kd3a.errors import UserError
 from kd3a.methods import METHODS
@@ -202,6 +203,15 @@ class Page:
         """Accuracy against bytes, saved as ``name``."""
         points = report.trade(self.frame, [row for rows in families.values() for row in rows], self.targets)
         return plots.save(plots_studies.accuracy_against_bytes(points, families), name)
+
+    def trade_chart(self, families: Mapping[str, Sequence[str]]) -> Chart | None:
+        """The same to go through point by point."""
+        points = report.trade(self.frame, [row for rows in families.values() for row in rows], self.targets)
+        return charts.trade_chart(points, families)
+
+    def weight_chart(self, panels: Mapping[str, Mapping[str, str]], reference: str = "") -> Chart | None:
+        """The bad domain's weight by epoch, to go through epoch by epoch."""
+        return charts.weight_chart(report.weights(self.runs, report.bad_domain(self.study) or ""), panels, reference)
 
     def effects(self, name: str) -> Picture:
         """What each switch adds, ranked, saved as ``name``."""

@@ -24,6 +24,11 @@ def control(row: str) -> str:
     return f"{row} · control"
 
 
+def rivals(row: str) -> tuple[str, str]:
+    """What an attack must beat to have learnt something: its control, and a guess that needs no update."""
+    return control(row), f"{row} · mean image"
+
+
 class Reconstructions(Results):
     """As for any study, but a run is an attack."""
 
@@ -65,7 +70,7 @@ class Reconstructions(Results):
         return pd.DataFrame(lines, columns=COLUMNS)
 
     def text(self) -> str:
-        title = "Mean PSNR (dB) and SSIM, and images recovered (%), beside the control's"
+        title = "Attack / control, mean ± sample standard deviation over images"
         return f"{title}; {self.study.study}, {self.study.scale}\n\n{overview(self.frame()).to_string()}"
 
 
@@ -84,18 +89,18 @@ def results_of(
 
 
 def overview(frame: pd.DataFrame) -> pd.DataFrame:
-    """PSNR, SSIM and share of recovered images of every row beside the control's, mean ± sample standard deviation over
-    images, in text cells."""
-    rows = frame[frame["kind"] == "attack"]["row"].drop_duplicates()
-    table = pd.DataFrame(index=pd.Index(rows, name=None))
-    for kind, name in (("attack", ""), ("control", "control: ")):
-        mine = frame[frame["kind"] == kind]
-        mine = mine.assign(row=mine["row"].str.removesuffix(" · control")).groupby("row", sort=False)
-        for column, form, unit in (("psnr", "{:.1f} ± {:.1f}", "PSNR (dB)"), ("ssim", "{:.2f} ± {:.2f}", "SSIM")):
-            spread = mine[column].agg(["mean", "std"]).reindex(rows).fillna(0.0)
-            table[name + unit] = [form.format(*cell).replace("-", "−") for cell in spread.itertuples(index=False)]
-        table[f"{name}recovered (%)"] = [f"{100 * share:.0f}" for share in mine["recovered"].mean().reindex(rows)]
-    table.insert(0, "images", frame[frame["kind"] == "attack"].groupby("row", sort=False).size().reindex(rows))
+    """PSNR, SSIM and share of recovered images of every row, a stroke, and the control's: mean ± sample standard
+    deviation over images, in text cells."""
+    rows = list(frame[frame["kind"] == "attack"]["row"].drop_duplicates())
+    table = pd.DataFrame(index=rows)
+    groups = [frame[frame["row"].isin(map(name, rows))].groupby("row", sort=False) for name in (str, control)]
+    table["images"] = groups[0].size().reindex(rows)
+    for column, unit, form in (("psnr", "PSNR (dB)", "{:.1f} ± {:.1f}"), ("ssim", "SSIM", "{:.2f} ± {:.2f}")):
+        own, other = (g[column].agg(["mean", "std"]).fillna(0.0).itertuples(index=False) for g in groups)
+        pairs = zip(own, other, strict=True)
+        table[unit] = [f"{form.format(*a)} / {form.format(*b)}".replace("-", "−") for a, b in pairs]
+    shares = [100 * g["recovered"].mean() for g in groups]
+    table["recovered (%)"] = [f"{a:.0f} / {b:.0f}" for a, b in zip(*shares, strict=True)]
     return table
 
 

@@ -200,14 +200,16 @@ def test_every_row_has_as_many_images_as_were_asked_for():
     assert [Seen.parse(t).images for t in ("1x1", "20x50")] == [1, 1000]
 
 
-def recorded(study: PrivacyStudy, psnr: dict[tuple[str, str], float], other: float = 10.0) -> list[dict]:
+def recorded(
+    study: PrivacyStudy, psnr: dict[tuple[str, str], float], other: float = 10.0, average: float = 12.0
+) -> list[dict]:
     """A record of every probe: ``psnr`` of an attack by (attack, update), 10 dB where it has none."""
     lines = []
     for title, run in study.runs():
         _, attack, seen = title.split(" · ")
         value, s = psnr.get((attack, seen), 10.0), run.setting
         told = {kind: {"psnr": [v] * s.wanted, "ssim": [v / 50] * s.wanted}
-                for kind, v in (("attack", value), ("control", other), ("mean image", 12.0))}  # fmt: skip
+                for kind, v in (("attack", value), ("control", other), ("mean image", average))}  # fmt: skip
         notes = {"started": "2026-01-01", "device": "cpu", "cpu": "a CPU", "threads": 1, "commit": "c" * 40,
                  "dirty": False, "versions": {"torch": "1"}}  # fmt: skip
         picture = probes.png(torch.full((3, 32, 32), 0.5))
@@ -231,7 +233,7 @@ def test_recovered_is_a_matter_of_decibels(tmp_path):
     assert frame["cnn-sigmoid · dlg · 1 × 1"] == 1 and frame["cnn-sigmoid · inversion · 1 × 1"] == 0
     assert frame[control("cnn-sigmoid · dlg · 1 × 1")] == 0
     table = results_with(study, tmp_path, lines).text()
-    assert "20.0 ± 0.0" in table and "10.0 ± 0.0" in table
+    assert "20.0 ± 0.0 / 10.0 ± 0.0" in table and "100 / 0" in table
 
 
 def test_an_estimate_goes_by_the_same_attack_and_network(tmp_path):
@@ -280,14 +282,15 @@ def test_what_leaks_and_what_does_not_is_judged_against_the_control(tmp_path):
     asked = claims.of("privacy", [cell.title for cell in cpu.methods])
     good = {(attack, "1 × 1"): 30.0 for attack in ("dlg", "inversion")} | {("inversion", "1 × 50"): 30.0}
 
-    def outcome(psnr, other=10.0) -> list[bool | None]:
-        results = results_with(cpu, tmp_path, recorded(cpu, psnr, other))
+    def outcome(psnr, **rivals) -> list[bool | None]:
+        results = results_with(cpu, tmp_path, recorded(cpu, psnr, **rivals))
         return [f.holds for f in report.judge(report.outcomes(results), asked, cpu.domains())]
 
     assert outcome(good) == 12 * [True]
     assert outcome(good | {("dlg", "20 × 50"): 30.0}).count(False) == 2
     assert outcome({}) == 6 * [False] + 6 * [True]
     assert outcome(good, other=30.0) == 6 * [False] + 6 * [True], "a control that does as well takes the claim away"
+    assert outcome(good, average=30.0) == 6 * [False] + 6 * [True], "and so does an image that needs no update"
 
 
 @pytest.mark.parametrize("there", [True, False], ids=["recorded", "unrecorded"])
