@@ -37,10 +37,11 @@ def shards(task: Task, number: int) -> Task:
 def scaling(run: Run, task: Task, numbers: list[int], say: Callable[[dict], None] = print) -> list[dict[str, float]]:
     """Rounds, seconds and bytes of the run with each of these numbers of sources.
 
-    Seconds are those that one core computed, so that other work on the machine does not count.
+    Seconds are those that one core computed, so that other work on the machine does not count. The first run is done
+    twice and counted once, for what happens only once in a process.
     """
     out = []
-    for number in numbers:
+    for i, number in enumerate([numbers[0], *numbers]):
         cut = shards(task, number)
         forget(run.key(cut.sha256))
         began = time.process_time()
@@ -49,6 +50,8 @@ def scaling(run: Run, task: Task, numbers: list[int], say: Callable[[dict], None
         forget(record["key"])
         crossed = sum(entry["bytes_up"] + entry["bytes_down"] for entry in record["epochs"])
         rounds = len(start(run, cut, CPU).stages())
+        if not i:
+            continue
         out.append({"sources": number, "rounds": rounds, "seconds": seconds, "bytes": crossed})
         say(out[-1])
     return out
