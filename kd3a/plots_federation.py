@@ -79,7 +79,7 @@ def many_sources(scaling: list[dict[str, float]] | None, most: int = 10_000) -> 
     measured = [entry["seconds"] / entry["rounds"] for entry in scaling]
     crossed = [entry["bytes"] / entry["rounds"] / 1e6 for entry in scaling]
     for ax, values, curve, label in (
-        (left, measured, start + slope * on, "seconds a round"),
+        (left, measured, start + slope * on, "core seconds a round"),
         (right, crossed, size * on, "MB a round"),
     ):
         ax.plot(on, curve, color=SKY, ls=(0, (4, 2)), label="by formula")

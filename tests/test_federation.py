@@ -17,6 +17,7 @@ from kd3a.channel import Channel, RefusedMessage
 from kd3a.domains import Domain, SparsePart
 from kd3a.errors import UserError
 from kd3a.federation import files, order, report, wire
+from kd3a.federation.scaling import scaling, shards
 from kd3a.federation.source import Shelf, answer
 from kd3a.federation.target import Plan, RemoteExchange, Reply
 from kd3a.methods import METHODS
@@ -333,6 +334,11 @@ def test_methods_that_need_more_than_uploads_are_told(case):
         order.admit(run_of(case))
 
 
+def test_drawn_sources_are_told():
+    with pytest.raises(UserError, match="name those that take part"):
+        order.admit(run_of("fedavg", sources=2))
+
+
 def test_a_rule_that_needs_features_is_told():
     with pytest.raises(UserError, match="send features"):
         order.admit(runs.make_run("tiny", "denim", "fedavg", 0, TRAINING, {"weighting": "h-divergence"}))
@@ -434,6 +440,26 @@ def test_measurements_are_kept_beside_each_other(tmp_path):
     path.write_text("{}[")
     with pytest.raises(UserError, match="measure again"):
         report.Measured.read(path)
+
+
+def test_shards_are_the_sources_in_parts():
+    task = tiny.make_task()
+    assert [s.name for s in shards(task, 2).sources] == ["amber", "beige"]
+    six = shards(task, 6)
+    assert [s.name for s in six.sources][:3] == ["amber-0", "amber-1", "beige-0"]
+    assert sum(six.sizes) == sum(task.sizes) and six.target is task.target
+    whole = torch.cat([six.sources[0].train.x, six.sources[1].train.x])
+    assert torch.equal(whole.sum(0), task.sources[0].train.x.sum(0))
+    with pytest.raises(UserError, match="multiple"):
+        shards(task, 5)
+
+
+def test_bytes_grow_with_the_sources_and_nothing_is_left_behind(cache, tiny_task):
+    run = run_of("fedavg", epochs=1, rounds_per_epoch=1)
+    one, three, six = scaling(run, tiny_task, [1, 3, 6], say=lambda entry: None)
+    assert [e["sources"] for e in (one, three, six)] == [1, 3, 6] and one["rounds"] == 1
+    assert three["bytes"] == 3 * one["bytes"] and six["bytes"] == 6 * one["bytes"]
+    assert not list((cache / "runs").iterdir())
 
 
 def test_many_sources_by_formula():

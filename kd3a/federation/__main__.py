@@ -44,9 +44,8 @@ def parser() -> argparse.ArgumentParser:
     simulate.add_argument("--cpus", type=float, default=1, help="CPUs for each source at work (default: 1)")
     simulate.add_argument("--gpus", type=float, default=0.0, help="share of a GPU for each (default: 0)")
     simulate.set_defaults(command=do_simulate)
-    scale = commands.add_parser("scale", help="seconds and bytes of a round with more and more simulated sources")
+    scale = commands.add_parser("scale", help="seconds and bytes of a round with more and more sources, in one process")
     cli.run_options(scale, target="mnist_m")
-    scale.add_argument("--folder", type=Path, default=Path("_build/scale"), help="emptied first")
     scale.add_argument("--sources", type=int, nargs="+", default=[2, 4, 8, 16, 32], help="how many")
     scale.add_argument("--save", action="store_true", help="write into results/federation.json")
     scale.set_defaults(command=do_scale)
@@ -94,11 +93,11 @@ def do_simulate(arguments: argparse.Namespace) -> int:
 
 
 def do_scale(arguments: argparse.Namespace) -> int:
-    from kd3a.federation import report, simulation
+    from kd3a.federation import report
+    from kd3a.federation.scaling import scaling
 
-    run, task = cli.run_of(arguments), data.load(arguments.dataset, arguments.target)
-    shutil.rmtree(arguments.folder, ignore_errors=True)
-    found = simulation.scaling(run, task, arguments.sources, arguments.folder)
+    run = cli.run_of(arguments)
+    found = scaling(run, data.load(run.dataset, run.target), arguments.sources)
     if arguments.save:
         report.Measured(scaling=found).write()
     return 0

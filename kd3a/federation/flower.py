@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import ClassVar
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
 from kd3a.channel import RefusedMessage
@@ -53,7 +53,7 @@ class FlowerExchange(RemoteExchange):
     def introduce(self) -> None:
         """Ask the nodes of a simulation for their names; nodes with keys are known by these."""
         numbers = list(self.grid.get_node_ids())
-        letters = [self.grid.create_message(RecordDict(), "query", number, "0") for number in numbers]
+        letters = [Message(RecordDict(), number, "query") for number in numbers]
         for letter in self.grid.send_and_receive(letters, timeout=self.plan.deadline):
             if not letter.has_error():
                 self.nodes[str(letter.content["name"]["name"])] = letter.metadata.src_node_id
@@ -64,13 +64,11 @@ class FlowerExchange(RemoteExchange):
 
     def ask(self, stage: Stage, text: str, data: dict[str, bytes]) -> dict[str, Reply]:
         end = time.monotonic() + self.plan.deadline
-        letters = [
-            self.grid.create_message(
-                question(text, content), "train", self.nodes[name], str(stage.round), ttl=self.plan.deadline
-            )
-            for name, content in data.items()
-        ]
-        pending = dict(zip(self.grid.push_messages(letters), data, strict=True))  # a message's number -> its receiver
+        pending: dict[str, str] = {}  # a message's number -> its receiver
+        for name, content in data.items():
+            about = {"ttl": self.plan.deadline, "group_id": str(stage.round)}
+            letter = Message(question(text, content), self.nodes[name], "train", **about)
+            pending |= {number: name for number in self.grid.push_messages([letter]) if number}
         replies: dict[str, Reply] = {}
         while pending and time.monotonic() < end:
             for letter in self.grid.pull_messages(list(pending)):

@@ -75,5 +75,7 @@ def admit(run: Run) -> None:
     if not method.federated:
         able = ", ".join(name for name, m in METHODS.items() if m.federated)
         raise UserError(f"Method {run.method} does not run on several machines: choose one of {able}.")
+    if run.training.sources:
+        raise UserError("sources draws some of them, in one process; on several machines, name those that take part.")
     if private := method.crosses(run.config):
         raise UserError(f"These settings would send {', '.join(sorted(private))} of samples away; choose another rule.")

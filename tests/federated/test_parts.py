@@ -7,18 +7,15 @@ import ssl
 import threading
 
 import pytest
-import tiny
 import torch
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from flwr.app import Array, ArrayRecord, RecordDict
 
 from kd3a.channel import RefusedMessage
-from kd3a.errors import UserError
 from kd3a.federation import __main__ as command
 from kd3a.federation import flower, keys
 from kd3a.federation.proxy import Proxy
-from kd3a.federation.simulation import shards
 
 
 def test_keys_are_their_owners_alone(tmp_path, capsys):
@@ -77,15 +74,3 @@ def test_only_safetensors_are_taken_from_a_record():
     for bad in (other, more, RecordDict()):
         with pytest.raises(RefusedMessage, match="amber holds something else"):
             flower.unpacked(bad, "amber")
-
-
-def test_shards_are_the_sources_in_parts():
-    task = tiny.make_task()
-    assert [s.name for s in shards(task, 2).sources] == ["amber", "beige"]
-    six = shards(task, 6)
-    assert [s.name for s in six.sources][:3] == ["amber-0", "amber-1", "beige-0"]
-    assert sum(six.sizes) == sum(task.sizes) and six.target is task.target
-    whole = torch.cat([six.sources[0].train.x, six.sources[1].train.x])
-    assert torch.equal(whole.sum(0), task.sources[0].train.x.sum(0))
-    with pytest.raises(UserError, match="multiple"):
-        shards(task, 5)
