@@ -53,6 +53,7 @@ class Channel:
         return part
 
     def check(self, message: Message, sender: str, like: Message | None = None) -> None:
+        """Refuse a message of an unknown kind, one that is not finite, or one that has not the form of ``like``."""
         for kind, tensors in message.items():
             if kind not in KINDS:
                 raise RefusedMessage(f"Message of {sender}: unknown kind {kind!r}; known are {', '.join(KINDS)}.")

@@ -36,9 +36,18 @@ def architecture() -> Figure:
     return figure
 
 
+def unmeasured(height: float) -> Figure:
+    """In the place of a figure whose numbers are not there."""
+    figure = Figure(figsize=(WIDTH, height))
+    figure.text(0.5, 0.5, "not measured", ha="center", va="center")
+    return figure
+
+
 @styled
-def byte_bars(c: Comparison) -> Figure:
+def byte_bars(c: Comparison | None) -> Figure:
     """Bytes up and down as the ledger, the messages and the sockets count them, in megabytes."""
+    if c is None:
+        return unmeasured(2.3)
     figure, ax = canvas(2.3)
     frame = c.bytes()[["up", "down"]] / 1e6
     height = 0.38
@@ -58,8 +67,10 @@ def byte_bars(c: Comparison) -> Figure:
 
 
 @styled
-def many_sources(scaling: list[dict[str, float]], most: int = 10_000) -> Figure:
+def many_sources(scaling: list[dict[str, float]] | None, most: int = 10_000) -> Figure:
     """Seconds and megabytes of a round against the number of sources: measured, and on by the fitted line."""
+    if not scaling:
+        return unmeasured(2.9)
     figure, (left, right) = canvas(2.9, 1, 2)
     numbers = np.array([entry["sources"] for entry in scaling])
     start, slope = line(scaling)

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -231,6 +232,72 @@ def test_processes_write_the_records_of_this_process_even_if_one_is_killed(digit
     assert sum("diverged, no record" in line for line in told) == 2
     assert told[-1].endswith("  0 left") or "diverged" in told[-1]
     assert there.train(HARDWARE, executor=None, quiet=True) == {"diverged": 2}
+
+
+# --- what Ray is asked for; that it does so is tested where it is installed -------------------------------------------
+
+
+class RayError(Exception):
+    pass
+
+
+class RayTaskError(RayError):
+    pass
+
+
+class FakeRay:
+    """Runs a task when its result is fetched; a call that says "die" or "fail" ends as it would with a real Ray."""
+
+    exceptions = SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError)
+
+    def __init__(self):
+        self.asked: list[dict] = []
+        self.most = 0
+
+    def remote(self, function):
+        def options(**wanted):
+            self.asked.append(wanted)
+            return SimpleNamespace(remote=lambda text: (function, text))
+
+        return SimpleNamespace(options=options)
+
+    def wait(self, pending: list):
+        self.most = max(self.most, len(pending))
+        return pending[-1:], pending[:-1]
+
+    def get(self, ref):
+        function, text = ref
+        if "die" in text or "fail" in text:
+            raise RayError() if "die" in text else RayTaskError("our own mistake")
+        return function(text)
+
+    def get_runtime_context(self):
+        return SimpleNamespace(get_node_id=lambda: "this node")
+
+
+@pytest.fixture
+def fake_ray(monkeypatch) -> FakeRay:
+    fake = FakeRay()
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    for name in ("RAY_USAGE_STATS_ENABLED", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"):
+        monkeypatch.setenv(name, "")  # to be restored
+    return fake
+
+
+def test_ray_is_asked_for_cores_shares_of_gpus_and_retries(fake_ray, monkeypatch):
+    monkeypatch.setitem(worker.CALLS, "say", lambda **told: told["word"])
+    executor = on_ray.Ray(threads=2, workers=3, gpus=0.25)
+    calls = [worker.call("say", word=word) for word in ("a", "b", "die", "c", "d")]
+    outcomes = dict(executor.outcomes(enumerate(calls)))
+    assert isinstance(outcomes.pop(2), Lost) and outcomes == {0: "a", 1: "b", 3: "c", 4: "d"}
+    assert fake_ray.asked == [{"num_cpus": 2, "num_gpus": 0.25, "max_retries": executors.RETRIES}]
+    assert fake_ray.most == 3 and set(executor.nodes.values()) == {"this node"}
+    assert os.environ["RAY_USAGE_STATS_ENABLED"] == "0"
+
+
+def test_a_mistake_on_ray_is_raised(fake_ray):
+    with pytest.raises(RayTaskError, match="our own mistake"):
+        list(on_ray.Ray(workers=1).outcomes([(0, worker.call("fail"))]))
 
 
 # --- what the command line says ---------------------------------------------------------------------------------------

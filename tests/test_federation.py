@@ -450,3 +450,5 @@ def test_figures_of_the_chapter(drawn):
         "scale": lambda: plots_federation.many_sources(scaling),
     }.items():
         assert drawn(make, f"federation-{name}").count("<path") > 20
+    for make in (plots_federation.byte_bars, plots_federation.many_sources):
+        assert drawn(lambda make=make: make(None), "federation-none").count("<path") < 20

@@ -99,8 +99,6 @@ def do_scale(arguments: argparse.Namespace) -> int:
     run, task = cli.run_of(arguments), data.load(arguments.dataset, arguments.target)
     shutil.rmtree(arguments.folder, ignore_errors=True)
     found = simulation.scaling(run, task, arguments.sources, arguments.folder)
-    for entry in found:
-        print(json.dumps(entry))
     if arguments.save:
         report.Measured(scaling=found).write()
     return 0

@@ -34,6 +34,8 @@ def train(message: Message, context: Context) -> Message:
     done.touch()
     if fault.startswith("late"):
         time.sleep(float(fault.removeprefix("late")))
+    while fault == "hold" and not (done.parent / "go").exists():
+        time.sleep(0.2)
     answer = client_app.train(message, context)
     if fault in FAULTS:
         upload = wire.decode(unpacked(answer.content, "me"), "me")
