@@ -41,7 +41,8 @@ class PrivacyPage(Page):
 
     def overview(self, network: str) -> pd.DataFrame:
         """PSNR, SSIM and recovered images of a network's rows beside their controls."""
-        cells = overview(self.frame[self.frame["network"] == network])
+        frame = self.found.frame()
+        cells = overview(frame[frame["network"] == network])
         parts = (row.replace(" × ", "\u00a0×\u00a0").split(" · ") for row in cells.index)
         cells.index = [f"{NAMES[attack]}, {seen}" for _, attack, seen in parts]
         display(Markdown(f"`{network}`: attack / control, mean ± sample standard deviation over images."))
@@ -49,7 +50,8 @@ class PrivacyPage(Page):
 
     def chance(self) -> Markdown:
         """What guesses reach without any update, in a sentence."""
-        mine = self.frame[(self.frame["kind"] == "mean image") & (self.frame["attack"] != "inversion")]
+        frame = self.found.frame()
+        mine = frame[(frame["kind"] == "mean image") & (frame["attack"] != "inversion")]
         if mine.empty:
             return Markdown("No attack is recorded yet.")
         return Markdown(
@@ -60,7 +62,7 @@ class PrivacyPage(Page):
 
     def curves(self, name: str) -> Picture:
         """PSNR and SSIM by what the update sums up, saved as ``name``."""
-        return plots.save(plots_privacy.fidelity_curves(self.frame, self.seen()), name)
+        return plots.save(plots_privacy.fidelity_curves(self.found.frame(), self.seen()), name)
 
     def gallery(self, name: str) -> Picture:
         """The first observation of every cell: private images and guesses, saved as ``name``."""
@@ -82,5 +84,5 @@ class PrivacyPage(Page):
         return (
             f"Leads are in points of the share of images recovered, that is, of {RECOVERED:g} dB or more, image by "
             "image: mean ± sample standard deviation, the number of images in brackets, and the 95 % interval of "
-            "Student's t."
+            "Student's t. Rows of which an observation is missing are not judged."
         )

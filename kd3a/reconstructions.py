@@ -69,6 +69,12 @@ class Reconstructions(Results):
                     lines.append(facts | {"seed": f"{run.seed}.{i}"} | scored)
         return pd.DataFrame(lines, columns=COLUMNS)
 
+    def whole(self) -> pd.DataFrame:
+        """The frame without rows of which an observation is missing: a verdict on a few images would mean little."""
+        partial = {title for title, _, record in self.recorded() if record is None}
+        frame = self.frame()
+        return frame[~frame["row"].isin(partial | {r for title in partial for r in rivals(title)})]
+
     def text(self) -> str:
         title = "Attack / control, mean ± sample standard deviation over images"
         return f"{title}; {self.study.study}, {self.study.scale}\n\n{overview(self.frame()).to_string()}"

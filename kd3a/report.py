@@ -73,9 +73,9 @@ def outcomes(results: Results) -> pd.DataFrame:
     samples that the vote accepted, how many of those it named correctly, and the weight of the bad domain; empty where
     a run has no such thing.
 
-    Of a study of attacks, a line per image."""
+    Of a study of attacks, a line per image of the rows that are whole."""
     if isinstance(results, Reconstructions):
-        return results.frame()
+        return results.whole()
     bad, lines = bad_domain(results.study), []
     for _, record in finished(results):
         last = record["epochs"][-1]

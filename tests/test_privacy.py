@@ -19,7 +19,7 @@ from kd3a import claims, cli, leakage, models, plots, plots_privacy, probes, rep
 from kd3a.errors import UserError
 from kd3a.page_privacy import PrivacyPage
 from kd3a.probes import PrivacyStudy, Probe, Seen, Setting
-from kd3a.reconstructions import Reconstructions, control
+from kd3a.reconstructions import Reconstructions, control, rivals
 from kd3a.study import shipped
 
 # --- updates ----------------------------------------------------------------------------------------------------------
@@ -282,8 +282,8 @@ def test_what_leaks_and_what_does_not_is_judged_against_the_control(tmp_path):
     asked = claims.of("privacy", [cell.title for cell in cpu.methods])
     good = {(attack, "1 × 1"): 30.0 for attack in ("dlg", "inversion")} | {("inversion", "1 × 50"): 30.0}
 
-    def outcome(psnr, **rivals) -> list[bool | None]:
-        results = results_with(cpu, tmp_path, recorded(cpu, psnr, **rivals))
+    def outcome(psnr, **others) -> list[bool | None]:
+        results = results_with(cpu, tmp_path, recorded(cpu, psnr, **others))
         return [f.holds for f in report.judge(report.outcomes(results), asked, cpu.domains())]
 
     assert outcome(good) == 12 * [True]
@@ -291,6 +291,18 @@ def test_what_leaks_and_what_does_not_is_judged_against_the_control(tmp_path):
     assert outcome({}) == 6 * [False] + 6 * [True]
     assert outcome(good, other=30.0) == 6 * [False] + 6 * [True], "a control that does as well takes the claim away"
     assert outcome(good, average=30.0) == 6 * [False] + 6 * [True], "and so does an image that needs no update"
+
+
+def test_a_row_is_judged_when_it_is_whole(tmp_path):
+    cpu = shipped("privacy", "cpu")
+    lines = recorded(cpu, {})
+    first = next(line for line in lines if line["method"] == "dlg" and line["seed"] == 3)
+    results = results_with(cpu, tmp_path, [line for line in lines if line is not first])
+    title = next(title for title, run, record in results.recorded() if record is None)
+    left = set(report.outcomes(results)["row"])
+    assert set(results.frame()["row"]) - left == {title, *rivals(title)}
+    asked = claims.of("privacy", [cell.title for cell in cpu.methods])
+    assert [f.holds for f in report.judge(report.outcomes(results), asked, cpu.domains())].count(None) == 1
 
 
 @pytest.mark.parametrize("there", [True, False], ids=["recorded", "unrecorded"])
