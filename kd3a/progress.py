@@ -1,16 +1,17 @@
-"""A progress bar for terminals and notebooks; silent everywhere else."""
+"""A progress bar for terminals and notebooks, there drawn by ipywidgets if installed; silent everywhere else."""
 
 from __future__ import annotations
 
 import os
 import sys
+from importlib.util import find_spec
 from typing import Any
 
 
 class Progress:
     """One bar per run: rounds done, time left, and the last epoch's accuracy, gate and weights.
 
-    ``KD3A_PROGRESS=0`` silences it; papermill and pipes have no terminal and see nothing anyway.
+    ``KD3A_PROGRESS=0`` silences it; pipes have no terminal and see nothing anyway.
     """
 
     def __init__(self, title: str, total: int, done: int = 0, quiet: bool = False):
@@ -37,11 +38,12 @@ class Progress:
 
 
 def _bar_class():
-    if "ipykernel" in sys.modules and not os.environ.get("PAPERMILL"):
+    notebook = "ipykernel" in sys.modules
+    if notebook and find_spec("ipywidgets"):
         from tqdm.notebook import tqdm
 
         return tqdm
-    if sys.stderr.isatty():
+    if notebook or sys.stderr.isatty():
         from tqdm import tqdm
 
         return tqdm

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import multiprocessing
+import sys
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial, partialmethod
 
@@ -13,7 +14,7 @@ import tiny
 import torch
 from torch import nn
 
-from kd3a import models
+from kd3a import models, progress
 from kd3a.errors import UserError
 from kd3a.losses import confidence_gate, cosine
 from kd3a.settings import Hardware, Training
@@ -293,3 +294,15 @@ def test_no_step_waits_for_the_host(case, gpu):
 def test_the_pretended_gpu_notices(mistake, gpu):
     error, copies = gpu(mistake)
     assert (copies > 0) if mistake == "copy in every step" else error
+
+
+@pytest.mark.parametrize("kernel", [True, False])
+def test_a_bar_is_drawn_in_notebooks_without_widgets_and_nowhere_without_a_terminal(kernel, monkeypatch, capsys):
+    monkeypatch.delenv("KD3A_PROGRESS", raising=False)
+    monkeypatch.setitem(sys.modules, "ipykernel", sys) if kernel else monkeypatch.delitem(
+        sys.modules, "ipykernel", False
+    )
+    monkeypatch.setattr(progress, "find_spec", lambda name: None)
+    with progress.Progress("digits", total=2) as bar:
+        bar.advance({"target_accuracy": 0.5, "gate": None, "weights": {"mnist": 0.25}})
+    assert ("digits" in capsys.readouterr().err) is kernel
