@@ -176,6 +176,11 @@ class Probe:
         """The setting in a flat dict, as the record shows it."""
         return asdict(self.setting)
 
+    def facts(self) -> dict[str, Any]:
+        """What a record says of the probe, and all that :func:`probe_of` needs."""
+        names = ("dataset", "target", "method", "seed")
+        return {name: getattr(self, name) for name in names} | {"config": self.settings}
+
     @property
     def samples(self) -> int:
         """How often the attack follows a step: what its time goes by."""
@@ -188,7 +193,7 @@ class Probe:
 
 
 def probe_of(record: records.Record) -> Probe:
-    """The probe that a record tells of."""
+    """The probe that a record, or :meth:`Probe.facts`, tells of."""
     return Probe(record["dataset"], record["target"], record["seed"], Setting(**record["config"]))
 
 

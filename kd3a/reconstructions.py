@@ -36,8 +36,8 @@ class Reconstructions(Results):
 
     @property
     def spreads(self) -> bool:
-        """Workers train methods; attacks are made here."""
-        return False
+        """Workers may share the attacks."""
+        return True
 
     def execute(self, run: Probe, task: Task, hardware: Hardware, folder: Path | None, quiet: bool) -> Record:
         return probes.execute(run, task, hardware, self.study.study, self.study.scale, self.path)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kd3a import data, runs
+from kd3a import data, probes, runs
 from kd3a.errors import Busy, Diverged, UserError
 from kd3a.records import Record
 from kd3a.settings import Hardware
@@ -24,18 +24,25 @@ def sha256(dataset: str, target: str, folder: str | None) -> str:
     return data.load(dataset, target, Path(folder) if folder else None).sha256
 
 
+def run_of(facts: dict[str, Any]) -> runs.Run | probes.Probe:
+    """The run or the probe that :meth:`facts` of either tell of."""
+    return probes.probe_of(facts) if "wanted" in facts["config"] else runs.run_from(facts)
+
+
 def train(
     told: dict[str, Any], key: str, hardware: dict[str, Any], study: str, scale: str, folder: str | None
 ) -> Record:
     """Train one run, or go on with it where this machine has a checkpoint; refuses if it would not be run ``key``."""
-    run = runs.run_from(told)
+    run = run_of(told)
     task = data.load(run.dataset, run.target, Path(folder) if folder else None)
     if run.key(task.sha256) != key:
         raise UserError(
             f"A worker on {os.uname().nodename} has other data ({run.dataset}, sha256 {task.sha256[:12]}) or another "
             "version of kd3a than the rest of the study; give all workers the same."
         )
-    return runs.execute(run, task, Hardware.read(hardware), study, scale, quiet=True)
+    if isinstance(run, runs.Run):
+        return runs.execute(run, task, Hardware.read(hardware), study, scale, quiet=True)
+    return probes.execute(run, task, Hardware.read(hardware), study, scale)
 
 
 #: What a worker can be asked to do.

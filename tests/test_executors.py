@@ -17,7 +17,7 @@ import pytest
 from kd3a import cli, data, executors, on_ray, records, worker
 from kd3a.errors import Busy, Diverged, Lost, UserError
 from kd3a.executors import Processes, Spread, ask
-from kd3a.runs import checkpoint_folder, make_run, run_from
+from kd3a.runs import checkpoint_folder, make_run
 from kd3a.settings import Hardware, Training
 from kd3a.study import Results, Study, load_study
 
@@ -47,7 +47,7 @@ GRIDS = [path for path in sorted((records.ROOT / "params").glob("*/*.yaml")) if 
 @pytest.mark.parametrize("path", GRIDS, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_a_run_survives_being_told_as_text(path):
     for _, run in load_study(path).runs():
-        again = run_from(json.loads(json.dumps(run.facts())))
+        again = worker.run_of(json.loads(json.dumps(run.facts())))
         assert again == run and again.key("x") == run.key("x")
 
 

@@ -15,7 +15,7 @@ from test_tutorial_rounds import SMALL as SHAPE
 from test_tutorial_rounds import batch as images
 from test_tutorial_rounds import net  # noqa: F401 (a fixture)
 
-from kd3a import claims, cli, leakage, models, plots, plots_privacy, probes, report
+from kd3a import claims, cli, leakage, models, plots, plots_privacy, probes, report, worker
 from kd3a.errors import UserError
 from kd3a.page_privacy import PrivacyPage
 from kd3a.probes import PrivacyStudy, Probe, Seen, Setting
@@ -188,6 +188,14 @@ def test_a_study_of_attacks_resumes(tiny_data, tmp_path):
     assert "PSNR" in lines[1] and "control" in lines[1]
     only = Reconstructions(study_of(), tmp_path, {"method": {"dlg"}})
     assert {run.method for _, run in only.grid} == {"dlg"} and len(only.grid) == 4
+
+
+def test_a_worker_makes_an_attack_as_it_is_made_here(tiny_data, tiny_task):
+    told = {"hardware": tiny.CPU.model_dump(), "study": "privacy", "scale": "quick", "folder": None}
+    call = worker.call("train", told=probe().facts(), key=probe().key(tiny_task.sha256), **told)
+    record = worker.heard(worker.answer(call))
+    assert record["images"] == probes.execute(probe(), tiny_task, tiny.CPU)["images"]
+    assert Reconstructions(study_of()).spreads
 
 
 def test_every_row_has_as_many_images_as_were_asked_for():
