@@ -41,9 +41,10 @@ STUDY = Study.read(
 # --- what crosses between the parties is text, and the same run -------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "path", sorted((records.ROOT / "params").glob("*/*.yaml")), ids=lambda p: f"{p.parent.name}-{p.stem}"
-)
+GRIDS = [path for path in sorted((records.ROOT / "params").glob("*/*.yaml")) if "methods:" in path.read_text()]
+
+
+@pytest.mark.parametrize("path", GRIDS, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_a_run_survives_being_told_as_text(path):
     for _, run in load_study(path).runs():
         again = run_from(json.loads(json.dumps(run.facts())))
