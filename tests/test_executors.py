@@ -28,7 +28,7 @@ STUDY = Study.read(
         "scale": "quick",
         "dataset": "digits",
         "targets": ["mnist_m"],
-        "seeds": [0, 1],
+        "seeds": [0],
         "training": {"epochs": 3, "epoch_samples": 50, "batch_size": 25},
         "methods": [
             {"method": "fedavg"},
@@ -225,14 +225,15 @@ def test_processes_write_the_records_of_this_process_even_if_one_is_killed(digit
         ended = there.train(HARDWARE, quiet=True, say=told.append, executor=executor)
         killer.join()
         assert killed and killed[0] not in [one.process.pid for one in executor.alive]
-    assert ended == {"trained": 4, "diverged": 2}
-    assert len(outcomes(there.path)) == 4 and outcomes(there.path) == outcomes(here.path)
+    assert ended == {"trained": 2, "diverged": 1}
+    assert len(outcomes(there.path)) == 2 and outcomes(there.path) == outcomes(here.path)
     assert {record["provenance"]["command"] for record in records.read(there.path)} == {"kd3a study tiny.yaml"}
     left = [path.stem for path in checkpoint_folder().glob("*.safetensors")]
     assert not set(left) & {record["key"] for record in records.read(there.path)}
-    assert sum("diverged, no record" in line for line in told) == 2
-    assert told[-1].endswith("  0 left") or "diverged" in told[-1]
-    assert there.train(HARDWARE, executor=None, quiet=True) == {"diverged": 2}
+    assert sum("diverged, no record" in line for line in told) == 1
+    last = [line for line in told if line.startswith("[")][-1]
+    assert last.endswith("  0 left") or "diverged" in last
+    assert there.train(HARDWARE, executor=None, quiet=True) == {"diverged": 1}
 
 
 # --- what Ray is asked for; that it does so is tested where it is installed -------------------------------------------

@@ -69,8 +69,8 @@ def test_ray_writes_the_records_of_this_process_even_if_a_worker_is_killed(here,
         killer.start()
         ended = there.train(HARDWARE, quiet=True, executor=executor)
         killer.join()
-    assert killed and ended == {"trained": 4, "diverged": 2}
-    assert len(outcomes(there.path)) == 4 and outcomes(there.path) == outcomes(here.path)
+    assert killed and ended == {"trained": 2, "diverged": 1}
+    assert len(outcomes(there.path)) == 2 and outcomes(there.path) == outcomes(here.path)
     left = {path.stem for path in checkpoint_folder().glob("*.safetensors")}
     assert not left & {record["key"] for record in records.read(there.path)}
 
@@ -102,7 +102,7 @@ def test_the_command_line_uses_a_running_cluster(here, cluster, tmp_path, capsys
     assert cli.main([*command, "--shard=1/2"]) == 0
     assert "elsewhere" in capsys.readouterr().out
     found = outcomes(out / "tiny-quick.jsonl")
-    assert len(found) == 2 and all(record in outcomes(here.path) for record in found)
+    assert len(found) == 1 and all(record in outcomes(here.path) for record in found)
     assert cli.main(command) == 0
     assert outcomes(out / "tiny-quick.jsonl") == outcomes(here.path)
 
