@@ -25,7 +25,7 @@ def sha256(dataset: str, target: str, folder: str | None) -> str:
 
 
 def run_of(facts: dict[str, Any]) -> runs.Run | probes.Probe:
-    """The run or the probe that :meth:`facts` of either tell of."""
+    """The run or the probe that the ``facts()`` of either tell of."""
     return probes.probe_of(facts) if "wanted" in facts["config"] else runs.run_from(facts)
 
 

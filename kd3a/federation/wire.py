@@ -47,5 +47,5 @@ def decode(data: bytes, sender: str, like: Message | None = None) -> Message:
 
 
 def largest(like: Message) -> int:
-    """Bytes that an encoded message of this form has at most."""
-    return HEADER + sum(t.nbytes + len(n) + HEADER for tensors in like.values() for n, t in tensors.items())
+    """Bytes that an encoded message of this form has at most, in double precision too: a wrong type is told as such."""
+    return HEADER + sum(2 * t.nbytes + len(n) + HEADER for tensors in like.values() for n, t in tensors.items())
