@@ -81,6 +81,8 @@ def article(text: str, page: str, pages: set[str]) -> Tag:
 def whole(site: Path, pages: list[str]) -> str:
     """All pages as one, with the head of the first, for a file beside the site."""
     document = BeautifulSoup((site / f"{pages[0]}.html").read_text(), "html.parser")
+    for element in document.head.select('[rel~="index"], [rel~="search"], [rel~="prev"], [rel~="next"]'):
+        element.decompose()  # there is one page now
     for element in document.head.select("[href], [src]"):
         name = "href" if element.has_attr("href") else "src"
         element[name] = f"{SITE.name}/{element[name]}"
