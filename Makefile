@@ -42,7 +42,7 @@ test: .venv/installed ## run all tests, the browser's included
 	@$(BIN)/python book/browser.py
 	$(BIN)/python -m ruff check kd3a book course tests
 	$(BIN)/python -m ruff format --check kd3a book course tests
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 testcourse: .venv/installed .venv-course/installed ## release the course, grade planted submissions, compare
 	$(BIN)/python -m pytest -q course/test_grading.py

@@ -95,3 +95,8 @@ def chromium():
             pytest.fail(f"No Chromium starts; `python book/browser.py` installs one, KD3A_BROWSER names one: {error}")
         yield instance
         instance.close()
+
+
+def pytest_collection_modifyitems(items):
+    """The book's pages first: they take the longest, and with two workers the other does the rest meanwhile."""
+    items.sort(key=lambda item: item.path.name != "test_site.py")
