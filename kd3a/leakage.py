@@ -19,8 +19,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.nn.functional as F
-from scipy.optimize import linear_sum_assignment
-from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -285,6 +283,8 @@ def pixels(x: Tensor, mean: float, std: float) -> Tensor:
 
 def fidelity(truth: Tensor, guess: Tensor) -> dict[str, float]:
     """How close one image (C, H, W) in [0, 1] comes to another: mean squared error, PSNR in decibels and SSIM."""
+    from skimage.metrics import peak_signal_noise_ratio, structural_similarity  # slow to import, and few runs need it
+
     a, b = truth.detach().cpu().double().numpy(), guess.detach().cpu().double().numpy()
     mse = float(np.mean((a - b) ** 2))
     return {
@@ -297,5 +297,7 @@ def fidelity(truth: Tensor, guess: Tensor) -> dict[str, float]:
 def matched(truth: Tensor, guess: Tensor) -> list[tuple[int, int]]:
     """Which true image (M, ...) each of the guesses (B, ...) is nearest to, B ≤ M, no image twice: pairs (guess,
     truth) of the least total squared error. The order of a batch leaves no trace in its gradient."""
+    from scipy.optimize import linear_sum_assignment  # slow to import, and few runs need it
+
     cost = torch.cdist(guess.flatten(1).double(), truth.flatten(1).double()).square().numpy()
     return [(int(g), int(t)) for g, t in zip(*linear_sum_assignment(cost), strict=True)]

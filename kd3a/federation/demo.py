@@ -15,11 +15,9 @@ from kd3a.domains import Task
 from kd3a.federation.order import admit
 from kd3a.federation.processes import Link, Machines
 from kd3a.federation.report import Comparison
+from kd3a.federation.scaling import CPU
 from kd3a.records import Record
 from kd3a.runs import Run, checkpoint_folder, execute, forget
-from kd3a.settings import Hardware
-
-CPU = Hardware(device="cpu", precision="float32")
 
 
 def told(line: str) -> None:

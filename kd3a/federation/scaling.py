@@ -9,8 +9,9 @@ from dataclasses import replace
 
 from kd3a.domains import Domain, Part, Task
 from kd3a.errors import UserError
-from kd3a.runs import Run, execute, forget, start
+from kd3a.runs import Run, execute, forget
 from kd3a.settings import Hardware
+from kd3a.trainer import Stage
 
 CPU = Hardware(device="cpu", precision="float32")
 
@@ -37,21 +38,26 @@ def shards(task: Task, number: int) -> Task:
 def scaling(run: Run, task: Task, numbers: list[int], say: Callable[[dict], None] = print) -> list[dict[str, float]]:
     """Rounds, seconds and bytes of the run with each of these numbers of sources.
 
-    Seconds are those that one core computed, so that other work on the machine does not count. The first run is done
-    twice and counted once, for what happens only once in a process.
+    The first run is done twice and counted once, for what happens only once in a process.
     """
+    cost(run, shards(task, numbers[0]))
     out = []
-    for i, number in enumerate([numbers[0], *numbers]):
-        cut = shards(task, number)
-        forget(run.key(cut.sha256))
-        began = time.process_time()
-        record = execute(run, cut, CPU, quiet=True)
-        seconds = round(time.process_time() - began, 2)
-        forget(record["key"])
-        crossed = sum(entry["bytes_up"] + entry["bytes_down"] for entry in record["epochs"])
-        rounds = len(start(run, cut, CPU).stages())
-        if not i:
-            continue
-        out.append({"sources": number, "rounds": rounds, "seconds": seconds, "bytes": crossed})
+    for number in numbers:
+        out.append({"sources": number} | cost(run, shards(task, number)))
         say(out[-1])
     return out
+
+
+def cost(run: Run, task: Task) -> dict[str, float]:
+    """Rounds, seconds and bytes of one run, done from its beginning.
+
+    Seconds are those that one core computed, so that other work on the machine does not count.
+    """
+    rounds: list[Stage] = []
+    forget(run.key(task.sha256))
+    began = time.process_time()
+    record = execute(run, task, CPU, quiet=True, on_stage=lambda _, stage: rounds.append(stage))
+    seconds = round(time.process_time() - began, 2)
+    forget(record["key"])
+    crossed = sum(entry["bytes_up"] + entry["bytes_down"] for entry in record["epochs"])
+    return {"rounds": len(rounds), "seconds": seconds, "bytes": crossed}
