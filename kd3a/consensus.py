@@ -27,6 +27,7 @@ VOTE = {
     "official": {"class_vote": "max", "consensus": "one-hot", "support": "mask", "fallback": 0.0},
 }
 CHUNK = 1 << 23  # elements of the largest intermediate tensor when coalitions are compared
+CACHED = 256  # samples whose ensembles are formed at a time on a CPU: they stay in its cache
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,7 @@ def vote(ballots: Ballots, gate: float, *, consensus: str, support: str, fallbac
         best = torch.where(winners, ballots.choice, q.shape[2]).amin(0).long()  # (N,)
     else:
         chosen = torch.where(agreed[:, None], supporting, True).to(q.dtype)  # nobody left: everybody speaks
-        p = _sum(chosen, q) / chosen.sum(1, keepdim=True)  # (N, C)
+        p = _sum(chosen, q).div_(chosen.sum(1, keepdim=True))  # (N, C)
         best = p.argmax(-1) if consensus == "one-hot" else None
     if best is not None:
         p = q.new_zeros(q.shape[0], q.shape[2]).scatter_(1, best[:, None], 1.0)
@@ -212,11 +213,12 @@ def coalition_qualities(ballots: Ballots, gate: float, members: Tensor, fallback
         value = (supporting * some.confidence).sum(1)  # (M, n)
         if fallback:
             agreed = supporting.any(1)  # (M, n)
-            rows = slice(None)
             if q.device.type == "cpu":  # only samples without a consensus in some coalition: elsewhere a host sync
-                rows = (~agreed).any(0).nonzero()[:, 0]
-            blurred = fallback * (means @ some.q[rows]).amax(-1).T  # (M, rows)
-            value[:, rows] = torch.where(agreed[:, rows], value[:, rows], blurred)
+                for rows in (~agreed).any(0).nonzero()[:, 0].split(CACHED):
+                    blurred = fallback * (means @ some.q.index_select(0, rows)).amax(-1).T  # (M, rows)
+                    value[:, rows] = torch.where(agreed[:, rows], value[:, rows], blurred)
+            else:
+                value = torch.where(agreed, value, fallback * (means @ some.q).amax(-1).T)
         quality += value.to(quality.dtype).sum(1)
     return quality
 

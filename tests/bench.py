@@ -68,9 +68,7 @@ def vote_and_focus(n: int = 10_000, teachers: int = 5, classes: int = 345) -> No
         quick, slow = seconds(fast, 7), seconds(loop)
         times.append((quick, slow))
         what = f"vote + {value} ({variant}), N={n} K={teachers} C={classes}"
-        print(
-            f"{what:31} N={n} K={teachers} C={classes}: {quick * 1e3:.0f} ms, loops {slow:.1f} s: {slow / quick:.0f}×"
-        )
+        print(f"{what}: {quick * 1e3:.0f} ms, loops {slow:.1f} s: {slow / quick:.0f}×")
     quick, slow = (sum(column) for column in zip(*times, strict=True))
     print(f"both together: {slow / quick:.0f}×")
 
