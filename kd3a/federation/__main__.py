@@ -41,7 +41,7 @@ def parser() -> argparse.ArgumentParser:
     simulate = commands.add_parser("simulate", help="the run in Flower's simulation engine, on Ray")
     cli.run_options(simulate, target="mnist_m")
     simulate.add_argument("--folder", type=Path, default=Path("_build/simulation"), help="emptied first")
-    simulate.add_argument("--cpus", type=float, default=1, help="CPUs for each source at work (default: 1)")
+    simulate.add_argument("--cpus", type=int, default=1, help="CPUs for each source at work (default: 1)")
     simulate.add_argument("--gpus", type=float, default=0.0, help="share of a GPU for each (default: 0)")
     simulate.set_defaults(command=do_simulate)
     scale = commands.add_parser("scale", help="seconds and bytes of a round with more and more sources, in one process")

@@ -169,7 +169,9 @@ class Link:
         words = " ".join(f"{key}={json.dumps(value)}" for key, value in ({"plan": str(path)} | told).items())
         done = self.flwr("run", str(app), "here", "--run-config", words, *options, "--format=json")
         self.asked = time.monotonic()
-        self.run = re.search(r'"run-id": "?(\d+)', done).group(1)
+        if not (found := re.search(r'"run-id": "?(\d+)', done)):
+            raise UserError(f"flwr run failed: {json.loads(done).get('error-message', done)}")
+        self.run = found.group(1)
 
     def said(self) -> str:
         """What the target's program logged in the run."""

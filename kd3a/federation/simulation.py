@@ -18,9 +18,9 @@ from kd3a.runs import Run
 
 
 class Simulation(Link):
-    """A SuperLink whose nodes are simulated, with a share of CPUs and GPUs for each source at work."""
+    """A SuperLink whose nodes are simulated, with CPUs and a share of a GPU for each source at work."""
 
-    def __init__(self, folder: Path, task: Task, cpus: float = 1, gpus: float = 0.0):
+    def __init__(self, folder: Path, task: Task, cpus: int = 1, gpus: float = 0.0):
         super().__init__(folder, task)
         self.cpus, self.gpus = cpus, gpus
         for path in files.export(task, folder / "exported"):
@@ -45,7 +45,7 @@ class Simulation(Link):
         return watch(self, say)
 
 
-def simulate(run: Run, task: Task, folder: Path, cpus: float = 1, gpus: float = 0.0, scale: str = "") -> Record:
+def simulate(run: Run, task: Task, folder: Path, cpus: int = 1, gpus: float = 0.0, scale: str = "") -> Record:
     """The record of a run whose sources are simulated nodes."""
     with Simulation(folder.resolve(), task, cpus, gpus) as simulation:
         simulation.start_link()
