@@ -1,6 +1,7 @@
 """Many sources on one machine or cluster: Flower's simulation engine runs the same two apps in Ray's workers.
 
 No process is started per answer, so this is the way to many sources; there is no TLS, for nothing leaves the engine.
+Ray starts on this machine, or is the cluster whose address stands in RAY_ADDRESS; its nodes read the same files.
 """
 
 from __future__ import annotations
@@ -9,7 +10,10 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
 from kd3a.domains import Task
+from kd3a.errors import UserError
 from kd3a.federation import files
 from kd3a.federation.demo import plan_of, told, watch
 from kd3a.federation.processes import Link
@@ -21,8 +25,12 @@ class Simulation(Link):
     """A SuperLink whose nodes are simulated, with CPUs and a share of a GPU for each source at work."""
 
     def __init__(self, folder: Path, task: Task, cpus: int = 1, gpus: float = 0.0):
+        self.cpus, self.gpus, self.cluster = cpus, gpus, bool(os.environ.get("RAY_ADDRESS"))
+        there = {"CPUs": (cpus, os.cpu_count()), "GPUs": (gpus, torch.cuda.device_count())}
+        for what, (wanted, found) in there.items():
+            if wanted > found and not self.cluster:
+                raise UserError(f"A source is to have {wanted:g} {what}, and this machine has {found}: ask for less.")
         super().__init__(folder, task)
-        self.cpus, self.gpus = cpus, gpus
         for path in files.export(task, folder / "exported"):
             home = self.link_folder if path.stem == task.target.name else folder / "sources"
             home.mkdir(parents=True, exist_ok=True)
@@ -38,8 +46,9 @@ class Simulation(Link):
             "num-supernodes": len(self.names),
             "client-resources-num-cpus": self.cpus,
             "client-resources-num-gpus": self.gpus,
-            "init-args-num-cpus": os.cpu_count(),
         }
+        if not self.cluster:
+            numbers["init-args-num-cpus"] = os.cpu_count()
         words = " ".join(f"{key}={value}" for key, value in numbers.items())
         self.begin(plan_of(run, scale), simulated=str(self.folder), options=("--federation-config", words))
         return watch(self, say)

@@ -6,12 +6,7 @@ Needs the extra ``ray``; every process that is ended here is known by the cache 
 from __future__ import annotations
 
 import os
-import secrets
 import signal
-import socket
-import subprocess
-import sys
-import tempfile
 import threading
 import time
 from importlib.util import find_spec
@@ -27,7 +22,6 @@ from kd3a.runs import checkpoint_folder
 from kd3a.study import Results
 
 pytestmark = pytest.mark.skipif(not find_spec("ray"), reason="pip install 'kd3a[ray]'")
-os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}  # for all clusters, before any import
 
 
 @pytest.fixture
@@ -73,26 +67,6 @@ def test_ray_writes_the_records_of_this_process_even_if_a_worker_is_killed(here,
     assert len(outcomes(there.path)) == 2 and outcomes(there.path) == outcomes(here.path)
     left = {path.stem for path in checkpoint_folder().glob("*.safetensors")}
     assert not left & {record["key"] for record in records.read(there.path)}
-
-
-@pytest.fixture
-def cluster(digits_cache):
-    """The address of a cluster with one node, as an administrator starts it."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    program = Path(sys.executable).with_name("ray")
-    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:  # a short path: for sockets
-        options = [f"--port={port}", "--num-cpus=2", "--object-store-memory=83886080", f"--temp-dir={folder}"]
-        options += ["--include-dashboard=false", "--disable-usage-stats"]
-        command = [program, "start", "--head", "--block", *options]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        try:
-            assert any("Ray runtime started" in line for line in process.stdout)
-            yield f"127.0.0.1:{port}"
-        finally:
-            process.terminate()
-            process.wait(60)
 
 
 def test_the_command_line_uses_a_running_cluster(here, cluster, tmp_path, capsys):
