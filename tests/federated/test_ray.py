@@ -55,8 +55,10 @@ def kill_one(cache: Path, killed: list[int]) -> None:
         time.sleep(0.002)
 
 
-def test_ray_writes_the_records_of_this_process_even_if_a_worker_is_killed(here, digits_cache, tmp_path):
-    there = Results(STUDY, tmp_path / "there")
+def test_ray_writes_the_records_of_this_process_even_if_a_worker_is_killed(digits_cache, tmp_path):
+    longer = STUDY.model_copy(update={"training": STUDY.training.model_copy(update={"epochs": 40})})  # to be killed in
+    here, there = Results(longer, tmp_path / "here"), Results(longer, tmp_path / "there")
+    here.train(HARDWARE, quiet=True)
     killed: list[int] = []
     with Ray(workers=2) as executor:
         killer = threading.Thread(target=kill_one, args=(digits_cache, killed))
