@@ -172,6 +172,14 @@ class Page:
         cells = means.map(lambda value: "–" if pd.isna(value) else f"{value:.1f}").rename(columns=columns)
         return cells.rename_axis(index=None)
 
+    def polls(self, row: str, epochs: Sequence[int]) -> pd.DataFrame:
+        """The vote of a row after some epochs on each target, means over seeds: share accepted / of it right."""
+        found = report.polls(self.runs)
+        means = 100 * found[found["row"] == row].groupby(["target", "epoch"])[["accepted", "accuracy"]].mean()
+        texts = {at: f"{m['accepted']:.0f} / {m['accuracy']:.0f}" for at, m in means.dropna().iterrows()}
+        cells = [[texts.get((target, epoch), "–") for epoch in epochs] for target in self.targets]
+        return pd.DataFrame(cells, list(self.targets), [f"epoch {epoch}" for epoch in epochs])
+
     def bytes_ratio(self, less: str, more: str) -> Markdown:
         """How many times the bytes of one row another exchanges, in a sentence."""
         sent = self.frame.groupby("row")["megabytes"].mean()

@@ -68,6 +68,17 @@ def weights(runs: Sequence[tuple[str, Record]], domain: str) -> pd.DataFrame:
     return pd.DataFrame(lines, columns=["row", "target", "seed", "epoch", "weight"])
 
 
+def polls(runs: Sequence[tuple[str, Record]]) -> pd.DataFrame:
+    """One line per epoch with a vote: row, target, seed, epoch, the share accepted, and how much of it was right."""
+    lines = [
+        {"row": title, "target": r["target"], "seed": r["seed"], "epoch": e["epoch"], **e["vote"]}
+        for title, r in runs
+        for e in r["epochs"]
+        if e.get("vote")
+    ]
+    return pd.DataFrame(lines, columns=["row", "target", "seed", "epoch", "accepted", "accuracy"])
+
+
 def outcomes(results: Results) -> pd.DataFrame:
     """The study's frame with what else a record tells: its peak memory in megabytes, and of the last epoch the share of
     samples that the vote accepted, how many of those it named correctly, and the weight of the bad domain; empty where

@@ -695,6 +695,14 @@ def test_differences_are_told_and_not_judged(tmp_path, no_task):
     assert table.iloc[0].tolist() == ["+4.0 ± 0.0 (3)", "+4.0 to +4.0"]
 
 
+def test_the_vote_of_a_row_by_epoch(tmp_path, no_task):
+    cpu = shipped("augmentation", "cpu")
+    results_with(cpu, tmp_path, recorded(cpu))
+    own = Page("studies/augmentation", "augmentation", "cpu", str(tmp_path))
+    assert own.polls("Beta(2, 2)", (1, 2)).to_numpy().tolist() == [["50 / 75", "–"]] * len(own.targets)
+    assert own.polls("no mixup", (1,))["epoch 1"].tolist() == ["–"] * len(own.targets)  # nothing was accepted
+
+
 def test_gains_stand_beside_the_papers(tmp_path, no_task):
     own = Page("studies/augmentation", "augmentation", "cpu", str(tmp_path))
     gains = own.gains("Beta(0.2, 0.2)", "no mixup", {"domainnet": ("kd3a", "kd3a (no mixup)")})
