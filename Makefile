@@ -69,7 +69,7 @@ grade: .venv/installed .venv-course/installed ## grade SUBMISSIONS=folder (stude
 	@$(BIN)/python course/grade.py --nbgrader $(GRADER) $(or $(SUBMISSIONS),submitted)
 
 federate: .venv-federated/installed ## one quick run with a SuperLink and its SuperNodes on this machine, compared with the run in one process
-	@$(FLOWER) -m kd3a.federation demo $(if $(METHOD),--method $(METHOD)) $(if $(TARGET),--target $(TARGET)) $(if $(SAVE),--save)
+	@$(FLOWER) -m kd3a.federation demo --set epochs=4 --set epoch_samples=200 $(if $(METHOD),--method $(METHOD)) $(if $(TARGET),--target $(TARGET)) $(if $(SAVE),--save)
 
 clean: ## remove the environments and everything built
 	rm -rf .venv .venv-course .venv-federated _build .pytest_cache .ruff_cache .hypothesis *.egg-info

@@ -30,6 +30,7 @@ BOOK = Path(__file__).resolve().parent
 ROOT = BOOK.parent
 WORK = ROOT / "_build" / "work"
 FIGURES = WORK / "figures"  # beside the book, as figures/ is in the repository
+LONG = ("digits", "tuning", "ten-minutes", "sensitivity")  # pages that begin first, so that none of them ends alone
 
 
 def pages() -> list[Path]:
@@ -107,7 +108,7 @@ def run(scale: str, train: bool) -> None:
     os.environ |= {"KD3A_PROGRESS": "0", "OMP_NUM_THREADS": threads, "KD3A_FIGURES": str(FIGURES)}
     shutil.rmtree(WORK, ignore_errors=True)
     copy_book()
-    notebooks = [page for page in pages() if page.suffix == ".ipynb"]
+    notebooks = sorted((p for p in pages() if p.suffix == ".ipynb"), key=lambda page: page.stem not in LONG)
     with ProcessPoolExecutor(max_workers=min(2, os.cpu_count() or 1)) as pool:
         list(
             pool.map(execute, notebooks, repeat(scale), repeat(train))

@@ -542,7 +542,7 @@ def test_every_switch_is_turned_alone_and_back(scale):
 @every_study
 def test_a_study_has_three_scales_and_quick_is_small(study):
     quick, cpu, paper = (shipped(study, scale) for scale in ("quick", "cpu", "paper"))
-    assert len(quick.runs()) <= (18 if quick.apart else 12) and quick.dataset == cpu.dataset == "digits"
+    assert len(quick.runs()) <= 12 and quick.dataset == cpu.dataset == "digits"
     titles = {entry.title for entry in cpu.methods}
     assert {entry.title for entry in quick.methods} <= titles
     assert len(cpu.seeds) == 3 and paper.training.epochs == 40
