@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+import http.server
 import multiprocessing
 import os
+import threading
 from pathlib import Path
 
 os.environ |= {"OMP_NUM_THREADS": "1", "KD3A_PROGRESS": "0"}  # before torch is imported
 
 import browser
 import pytest
+import reader
 import tiny
 import torch
 from filelock import FileLock
@@ -97,6 +101,34 @@ def chromium():
         instance.close()
 
 
+@pytest.fixture(scope="module")
+def site(session_cache) -> Path:
+    """The folder of the built book; the workers of pytest-xdist build it once."""
+    place = session_cache / "site"
+    with FileLock(session_cache / "site.lock"):
+        if not place.exists():
+            place.write_text(str(reader.built()))
+    return Path(place.read_text())
+
+
+@pytest.fixture(scope="module")
+def address(site):
+    """The book, served on this machine."""
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(site)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/"
+    server.shutdown()
+
+
+#: Two workers read the book: one builds it and begins, the other comes when everything else is done.
+FIRST, LAST = "test_site.py", "test_accessibility.py"
+
+
 def pytest_collection_modifyitems(items):
-    """The book's pages first: they take the longest, and with two workers the other does the rest meanwhile."""
-    items.sort(key=lambda item: item.path.name != "test_site.py")
+    """The book's pages first and last: they take the longest."""
+    items.sort(key=lambda item: (item.path.name != FIRST) + (item.path.name == LAST))

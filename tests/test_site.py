@@ -1,48 +1,21 @@
 """The built book: no warning, every link followed, light pages; and each page in a real browser, offline: at two
-widths, in light and dark, by keyboard, by search, and as axe-core sees it."""
+widths, in light and dark, by keyboard and by search."""
 
 from __future__ import annotations
 
-import functools
-import http.server
-import subprocess
 import sys
-import threading
-from pathlib import Path
 
 import links
 import mend
 import pdf
 import pytest
-from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Page
+from reader import MATHJAX, UNFOLD, open_page, pages_of
 
 from kd3a.records import ROOT
 
 BOOK = ROOT / "book"
-SOURCES = ("book", "kd3a", "params", "results", "requirements.lock")  # what the built pages depend on
 WIDTHS = {"desktop": 1280, "phone": 390}
-PATIENCE = 120_000  # milliseconds; a page takes one second, on a busy machine many
-MATHJAX = "tex-svg.js"
-
-
-@pytest.fixture(scope="module")
-def site() -> Path:
-    """The built book: the one that is there if nothing has changed since, or a new one."""
-    index = ROOT / "_build" / "html" / "index.html"
-    if index.exists() and index.stat().st_mtime > newest_source():
-        return index.parent
-    done = subprocess.run(
-        [sys.executable, str(BOOK / "build.py")], capture_output=True, text=True, timeout=1800, check=False
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    assert Path(done.stdout.splitlines()[-1]) == index, "the last line is the path of index.html"
-    return index.parent
-
-
-def newest_source() -> float:
-    files = [f for name in SOURCES for f in ((ROOT / name).rglob("*") if (ROOT / name).is_dir() else [ROOT / name])]
-    return max(f.stat().st_mtime for f in files if f.is_file() and not {"__pycache__", ".ruff_cache"} & set(f.parts))
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -141,33 +114,6 @@ def test_pages_are_mended():
 # --- in a browser -----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def address(site):
-    """The book, served on this machine."""
-
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *_):
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(site)))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/"
-    server.shutdown()
-
-
-def pages_of(site: Path) -> list[str]:
-    hidden = {"search.html", "genindex.html", "py-modindex.html"}
-    return sorted(
-        str(p.relative_to(site)) for p in site.rglob("*.html") if p.name not in hidden and "_static" not in p.parts
-    )
-
-
-def open_page(chromium: Browser, **options) -> Page:
-    page = chromium.new_page(**options)
-    page.set_default_timeout(PATIENCE)
-    return page
-
-
 def watch(page: Page, home: str) -> list[str]:
     """A list that fills with what goes wrong on the page; nothing but this machine is reachable."""
     found: list[str] = []
@@ -183,12 +129,6 @@ def watch(page: Page, home: str) -> list[str]:
     page.on("request", outside)
     return found
 
-
-#: Hidden cells and solutions are read too.
-UNFOLD = """() => {
-    for (const fold of document.querySelectorAll('details')) fold.open = true;
-    for (const fold of document.querySelectorAll('.toggle-hidden')) fold.classList.remove('toggle-hidden');
-}"""
 
 LOOK = """() => {
     const bad = [];
@@ -236,38 +176,6 @@ def test_every_page_reads_well_offline(site, address, chromium, width, scheme):
     assert page.evaluate("document.documentElement.dataset.theme") == scheme
     page.close()
     assert not stumbled
-
-
-IMPACTS = {"serious", "critical"}
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_serious(site, address, chromium, scheme):
-    """Every rule in light; in dark, where the same elements have other colours, that about contrast."""
-    page = open_page(chromium, viewport={"width": 1280, "height": 900}, color_scheme=scheme, reduced_motion="reduce")
-    page.route(f"**/{MATHJAX}", lambda route: route.fulfill(body=""))  # a formula is thousands of elements
-    options = {"resultTypes": ["violations"]} | ({"runOnly": ["color-contrast"]} if scheme == "dark" else {})
-    sides = {"exclude": [[".bd-sidebar-primary"]]}  # the same on every page: looked at on the first
-    found = {}
-    for name in [*pages_of(site), "search.html?q=vote", "genindex.html"]:
-        page.goto(address + name, wait_until="load")
-        page.evaluate(UNFOLD)
-        if scheme == "light":
-            page.wait_for_timeout(500)  # the theme gives tab stops to what can scroll now
-        seen = Axe().run(page, None if name == "index.html" else sides, options).response["violations"]
-        bad = [v for v in seen if v["impact"] in IMPACTS]
-        if bad:
-            found[name] = {v["id"]: [node["html"] for node in v["nodes"]][:3] for v in bad}
-    page.close()
-    assert not found
-
-
-def test_axe_would_find_something(chromium):
-    page = open_page(chromium)
-    page.set_content('<html lang="en"><title>x</title><main><h1>x</h1><img src="data:,"><p style="color:#aaa">pale</p>')
-    seen = Axe().run(page).response["violations"]
-    page.close()
-    assert {"image-alt", "color-contrast"} <= {v["id"] for v in seen if v["impact"] in IMPACTS}
 
 
 def test_theme_switch(address, chromium):
