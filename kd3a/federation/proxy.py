@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import ssl
 import struct
@@ -55,21 +56,34 @@ class Proxy:
         kept = {"up": bytearray(), "down": bytearray()}
         if self.keep:
             self.streams.append(kept)
-        threading.Thread(target=self._relay, args=(near, far, "up", kept), daemon=True).start()
-        self._relay(far, near, "down", kept)
-
-    def _relay(self, source: socket.socket, sink: socket.socket, way: str, kept: dict[str, bytearray]) -> None:
         with suppress(OSError):
-            while data := source.recv(CHUNK):
+            self._relay(near, far, kept)
+        for end in (near, far):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+
+    def _relay(self, near: socket.socket, far: socket.socket, kept: dict[str, bytearray]) -> None:
+        """Until one end closes. Both ways in one thread: a TLS connection must not be read and written at once."""
+        ways = {near: (far, "up"), far: (near, "down")}
+        while True:
+            held = [end for end in ways if isinstance(end, ssl.SSLSocket) and end.pending()]  # decrypted already
+            for source in held or select.select(list(ways), [], [])[0]:
+                sink, way = ways[source]
+                source.setblocking(False)  # what has come may be a part of a record, or nothing of the peer's own
+                try:
+                    data = source.recv(CHUNK)
+                except (ssl.SSLWantReadError, BlockingIOError):
+                    continue
+                finally:
+                    source.setblocking(True)
+                if not data:
+                    return
                 with self._lock:
                     setattr(self, way, getattr(self, way) + len(data))
                 if self.keep:
                     kept[way] += data
                 sink.sendall(data)
-        for end in (source, sink):
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-            end.close()
 
     def close(self) -> None:
         self._listener.close()
