@@ -66,11 +66,8 @@ def cast(q: Tensor, class_vote: str = "sum") -> Ballots:
 
 
 def check(ballots: Ballots, names: list[str] | None = None) -> Ballots:
-    """Refuse predictions that are NaN or infinite, naming the teacher. Reads one flag per teacher.
-
-    A negative infinity is not looked for: no softmax gives one.
-    """
-    finite = torch.isfinite(ballots.confidence).all(1)  # (K,); the largest of a sample is NaN if any is
+    """Refuse predictions that are not finite, naming the teacher. Reads one flag per teacher."""
+    finite = torch.isfinite(ballots.q.sum(-1)).all(0)  # (K,); a sum is finite only if all its terms are
     for k, fine in enumerate(finite.tolist()):
         if not fine:
             raise Diverged(f"The predictions of teacher {names[k] if names else k} are not finite.")

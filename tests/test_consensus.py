@@ -308,7 +308,7 @@ def test_each_switch_of_the_focus_turns_one_difference():
 # --- what is refused ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("function", [knowledge_vote, consensus_focus])
 def test_a_broken_teacher_is_refused_by_index(function, bad):
     q = torch.full((4, 3, 2), 0.5)
