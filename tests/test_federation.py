@@ -207,7 +207,7 @@ def changed(change):
 
     def spoil(reply: Reply) -> Reply:
         message = wire.decode(reply.data, "beige")
-        name, tensor = next(iter(message["params"].items()))
+        name, tensor = max(message["params"].items(), key=lambda item: item[1].numel())
         message["params"][name] = change(tensor)
         return replace(reply, data=wire.encode(message))
 

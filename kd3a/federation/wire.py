@@ -35,7 +35,7 @@ def decode(data: bytes, sender: str, like: Message | None = None) -> Message:
     except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
         raise RefusedMessage(f"Message of {sender} is not in the safetensors format ({error}).") from None
     message: Message = {}
-    for path, tensor in tensors.items():
+    for path, tensor in sorted(tensors.items()):  # safetensors gives them in an order of chance
         kind, _, name = path.partition("/")
         if tensor.dtype not in DTYPES:
             raise RefusedMessage(f"Message of {sender}: {path} is {tensor.dtype}, which is not read from messages.")
