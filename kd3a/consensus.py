@@ -65,10 +65,14 @@ def cast(q: Tensor, class_vote: str = "sum") -> Ballots:
     return Ballots(q, class_vote, confidence, choice, given)
 
 
-def check(ballots: Ballots, names: list[str] | None = None) -> Ballots:
-    """Refuse predictions that are not finite, naming the teacher. Reads one flag per teacher."""
-    finite = torch.isfinite(ballots.q.sum(-1)).all(0)  # (K,); a sum is finite only if all its terms are
-    for k, fine in enumerate(finite.tolist()):
+def check(ballots: Ballots, names: list[str] | None = None, softmax: bool = False) -> Ballots:
+    """Refuse predictions that are not finite, naming the teacher. Reads one flag per teacher.
+
+    What comes out of a ``softmax`` is finite or NaN, and NaN is the largest of its row to argmax: then the confidences
+    tell, and the predictions need not be read again.
+    """
+    told = ballots.confidence if softmax else ballots.q.sum(-1).T  # (K, N); a sum is finite only if all its terms are
+    for k, fine in enumerate(torch.isfinite(told).all(1).tolist()):
         if not fine:
             raise Diverged(f"The predictions of teacher {names[k] if names else k} are not finite.")
     return ballots

@@ -62,7 +62,7 @@ def vote_and_focus(n: int = 10_000, teachers: int = 5, classes: int = 345) -> No
         class_vote, fallback = switches.pop("class_vote"), switches["fallback"]
 
         def fast() -> None:
-            ballots = check(cast(q, class_vote))  # noqa: B023
+            ballots = check(cast(q, class_vote), softmax=True)  # noqa: B023
             vote(ballots, gate, **switches), focus(ballots, gate, value, fallback)  # noqa: B023
 
         quick, slow = seconds(fast, 7), seconds(loop)

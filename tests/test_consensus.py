@@ -324,6 +324,19 @@ def test_a_broken_teacher_is_refused_by_name():
         check(cast(q), ["mnist", "svhn"])
 
 
+@pytest.mark.parametrize("class_vote", ["sum", "max"])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_what_a_softmax_makes_of_a_broken_network_shows_in_the_confidences(class_vote, bad):
+    """Wherever one of its logits is broken; a logit of minus infinity is a probability of 0."""
+    for place in range(3):
+        logits = torch.randn(4, 2, 3, generator=torch.Generator().manual_seed(0))
+        logits[2, 1, 0] = float("-inf")
+        check(cast(logits.softmax(-1), class_vote), softmax=True)
+        logits[2, 1, place] = bad
+        with pytest.raises(Diverged, match="teacher 1 are not finite"):
+            check(cast(logits.softmax(-1), class_vote), softmax=True)
+
+
 @pytest.mark.parametrize("shape", [(2,), (4, 2), (4, 3, 2, 1)])
 @pytest.mark.parametrize("function", [knowledge_vote, consensus_focus])
 def test_a_wrong_rank_is_refused(function, shape):

@@ -69,7 +69,7 @@ class KD3A(Weighted):
         self.voters = self.entitled(list(uploads))
         gate = confidence_gate(stage.progress, self.config.gate_begin, self.config.gate_end)
         loss, ballots, asked = self.distil(stage, gate)  # self.net is now the (K+1)-th model
-        check(ballots, list(self.voters))
+        check(ballots, list(self.voters), softmax=True)
         alpha = self.weigh(ballots, gate, uploads)
         # in train mode the vote has overwritten the teachers' BatchNorm statistics: average what they hold now
         states = [contents(m) for m in uploads.values()]
