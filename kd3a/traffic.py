@@ -1,6 +1,8 @@
-"""What a method sends in a run, without the cost of one: all its rounds are made, with one tiny batch each.
+"""What a method sends in a run, without the cost of one: the first two rounds and the last of each phase are made, with
+one tiny batch each.
 
-Nothing here is a formula of any method; only what goes with every batch is scaled up to the true batches.
+Nothing here is a formula of any method: a phase's second round stands for all up to its last, and what goes with every
+batch is scaled up to the true batches.
 """
 
 from __future__ import annotations
@@ -12,8 +14,10 @@ import torch
 
 from kd3a.channel import KINDS
 from kd3a.domains import Domain, Part, Task
+from kd3a.methods.base import Method
 from kd3a.runs import make_run, start
 from kd3a.settings import Hardware, Training
+from kd3a.trainer import Stage
 
 PER_BATCH = ("features", "feature_grads")  # what is sent with every batch; everything else goes once a round
 BATCH = 4
@@ -30,16 +34,23 @@ def traffic(method: str, task: Task, training: Training, config: dict | None = N
         )
         total = Counter({kind: float(whole.channel.bytes(kind=kind)) for kind in KINDS})  # data cross before training
         rounds = Counter(stage.phase for stage in whole.stages())
-        trial = Counter(stage.phase for stage in sample.stages())
-        for stage in sample.stages():
-            sample.channel.ledger.clear()
-            sample.run(stage)
+        for phase in rounds:
+            stages = [stage for stage in sample.stages() if stage.phase == phase]  # an epoch each
+            sent = [send(sample, stages[i]) for i in sorted({0, min(1, len(stages) - 1), len(stages) - 1})]
             for kind in KINDS:
-                scale = training.batches_per_epoch * training.batch_size / BATCH
-                if kind not in PER_BATCH:
-                    scale = rounds[stage.phase] / trial[stage.phase]
-                total[kind] += sample.channel.bytes(kind=kind) * scale
+                often, size = rounds[phase], 1.0
+                if kind in PER_BATCH:
+                    often, size = len(stages), training.batches_per_epoch * training.batch_size / BATCH
+                first, middle, last = (sent[i][kind] for i in (0, min(1, len(sent) - 1), -1))
+                total[kind] += size * (first + (often - 2) * middle + last if often > 1 else first)
     return {kind: total[kind] for kind in KINDS if total[kind]}
+
+
+def send(method: Method, stage: Stage) -> dict[str, int]:
+    """Make one round; bytes that crossed in it, by kind."""
+    method.channel.ledger.clear()
+    method.run(stage)
+    return {kind: method.channel.bytes(kind=kind) for kind in KINDS}
 
 
 def task_of_few(task: Task, n: int) -> Task:

@@ -131,7 +131,7 @@ def test_a_restored_state_goes_on_as_if_nothing_had_happened(case, tiny_task):
 @pytest.mark.parametrize("rounds", [1.0, 3.0])
 @pytest.mark.parametrize("name", METHODS)
 def test_traffic_is_what_a_whole_run_sends(name, rounds, tiny_task):
-    training = tiny.TRAINING.model_copy(update={"model": "small", "rounds_per_epoch": rounds})
+    training = tiny.TRAINING.model_copy(update={"model": "small", "epochs": 4, "rounds_per_epoch": rounds})
     method = METHODS[name](tiny_task, METHODS[name].Config(), Trainer(training, tiny.CPU, 0), Channel("denim"))
     tiny.train(method)
     kinds = sorted(method.channel.kinds())
