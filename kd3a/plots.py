@@ -14,7 +14,6 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-import seaborn as sns
 import torch
 from matplotlib import rc_context
 from matplotlib.axes import Axes
@@ -29,7 +28,8 @@ from kd3a.domains import Domain
 from kd3a.records import Record
 
 WIDTH = 5.2  # inches
-PALETTE = sns.color_palette("colorblind").as_hex()
+PALETTE = ("#0173b2", "#de8f05", "#029e73", "#d55e00", "#cc78bc", "#ca9161", "#fbafe4", "#949494", "#ece133", "#56b4e9")
+"""seaborn's palette ``colorblind``; to import seaborn takes longer than to draw most figures."""
 BLUE, ORANGE, GREEN, RED, PURPLE, BROWN, PINK, GREY, YELLOW, SKY = PALETTE
 INK, FAINT = "#222222", "#c8c8c8"
 STYLE = {
@@ -142,16 +142,23 @@ def contact_sheet(domains: Mapping[str, Domain], classes: Sequence[str]) -> Figu
 def transfer_matrix(accuracy: pd.DataFrame, own: Mapping[str, str]) -> Figure:
     """Accuracy (fractions) of models (rows) on domains (columns); the cell of a model's ``own`` domain is framed."""
     figure, ax = canvas(0.9 + 0.42 * len(accuracy))
-    sns.heatmap(100 * accuracy, ax=ax, annot=True, fmt=".0f", cmap="cividis", vmin=0, vmax=100, linewidths=2,
-                cbar_kws={"label": "accuracy (%)"}, annot_kws={"fontsize": 10})  # fmt: skip
+    heatmap(ax, 100 * accuracy, ".0f", "cividis", 100, "accuracy (%)")
     for row, model in enumerate(accuracy.index):
         if own.get(model) in accuracy.columns:
             column = accuracy.columns.get_loc(own[model])
             ax.add_patch(plt.Rectangle((column + 0.05, row + 0.05), 0.9, 0.9, fill=False, edgecolor=ORANGE, lw=2.5))
     ax.set(xlabel="tested on", ylabel="trained on")
+    return figure
+
+
+def heatmap(ax: Axes, table: pd.DataFrame, form: str, colours: str, most: float, label: str) -> None:
+    """A table as coloured cells with their numbers, from 0 to ``most``."""
+    import seaborn
+
+    seaborn.heatmap(table, ax=ax, annot=True, fmt=form, cmap=colours, vmin=0, vmax=most, linewidths=2,
+                    cbar_kws={"label": label}, annot_kws={"fontsize": 10})  # fmt: skip
     ax.tick_params(length=0)
     ax.set_yticklabels(ax.get_yticklabels(), rotation=0)
-    return figure
 
 
 # --- one round -------------------------------------------------------------------------------------------------

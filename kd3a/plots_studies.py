@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
-from scipy import stats
+from scipy.special import beta
 
 from kd3a.plots import BLUE, GREY, INK, ORANGE, PALETTE, canvas, nothing, remove_spare, styled
 from kd3a.report import pareto
@@ -219,7 +219,8 @@ def beta_densities(alphas: Sequence[float]) -> Figure:
     figure, ax = canvas(2.3)
     x = np.linspace(0.005, 0.995, 397)
     for k, alpha in enumerate(alphas):
-        ax.plot(x, stats.beta(alpha, alpha).pdf(x), color=PALETTE[k], label=f"Beta({alpha:g}, {alpha:g})",
+        density = (x * (1 - x)) ** (alpha - 1) / beta(alpha, alpha)
+        ax.plot(x, density, color=PALETTE[k], label=f"Beta({alpha:g}, {alpha:g})",
                 ls=("-", "--", ":")[k % 3])  # fmt: skip
     ax.set(xlabel="λ, the share of the first image", ylabel="density", ylim=(0, 4))
     figure.legend(loc="outside upper center", ncols=len(alphas))

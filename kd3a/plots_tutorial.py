@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
-import seaborn as sns
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
 from kd3a.channel import PRIVATE
 from kd3a.domains import Domain
-from kd3a.plots import BLUE, FAINT, GREY, INK, ORANGE, PALETTE, WIDTH, _bare, as_image, canvas, styled
+from kd3a.plots import BLUE, FAINT, GREY, INK, ORANGE, PALETTE, WIDTH, _bare, as_image, canvas, heatmap, styled
 
 MARKERS = "osD^vP*X"
 
@@ -39,10 +38,7 @@ def one_class(domains: Mapping[str, Domain], label: int, count: int = 10) -> Fig
 def distance_matrix(distance: pd.DataFrame) -> Figure:
     """Proxy A-distances between domains: 0 if nobody can tell two apart, 2 if everybody can."""
     figure, ax = canvas(0.9 + 0.42 * len(distance))
-    sns.heatmap(distance, ax=ax, annot=True, fmt=".1f", cmap="cividis_r", vmin=0, vmax=2, linewidths=2,
-                cbar_kws={"label": "proxy A-distance"}, annot_kws={"fontsize": 10})  # fmt: skip
-    ax.tick_params(length=0)
-    ax.set_yticklabels(ax.get_yticklabels(), rotation=0)
+    heatmap(ax, distance, ".1f", "cividis_r", 2, "proxy A-distance")
     return figure
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
-from scipy import stats
+from scipy.special import stdtrit
 
 from kd3a.attacks import Attack
 from kd3a.data import find
@@ -238,9 +238,7 @@ class Finding:
     @property
     def interval(self) -> tuple[float, float]:
         """95 % confidence interval of the lead, by Student's t over seeds."""
-        half = (
-            float(stats.t.ppf(0.975, self.seeds - 1)) * self.std / self.seeds**0.5 if self.seeds > 1 else float("nan")
-        )
+        half = float(stdtrit(self.seeds - 1, 0.975)) * self.std / self.seeds**0.5 if self.seeds > 1 else float("nan")
         return self.lead - half, self.lead + half
 
     @property

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import papermill
 import pytest
+import seaborn
 import torch
 
 from kd3a import page, plots, plots_studies, records, report
@@ -206,6 +207,10 @@ def test_study_figures(drawn):
     cells = [("KD3A", "t", 0.5, 0.1, 2), ("KD3A", "mean", 0.5, float("nan"), 1), ("none", "t", np.nan, np.nan, 0)]
     drawn(lambda: plots.accuracy_bars(pd.DataFrame(cells, columns=columns), ["KD3A", "none"], ["t"]), "bars")
     drawn(lambda: plots.accuracy_bars(pd.DataFrame([cells[-1]], columns=columns), ["none"], ["t"]), "empty")
+
+
+def test_the_palette_is_the_colour_blind_one():
+    assert list(plots.PALETTE) == seaborn.color_palette("colorblind").as_hex()
 
 
 def test_figures_in_the_repository_are_light():
