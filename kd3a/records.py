@@ -140,12 +140,16 @@ def _version(package: str) -> str:
         return "not installed"
 
 
-def _cpu() -> str:
-    if Path("/proc/cpuinfo").exists():
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
+def _cpu(info: Path = Path("/proc/cpuinfo")) -> str:
+    """Name, family and model: processors of one name may round differently, as they have other instructions."""
+    if not info.exists():
+        return platform.processor() or platform.machine()
+    facts = dict(
+        reversed([map(str.strip, line.split(":", 1)) for line in info.read_text().splitlines() if ":" in line])
+    )
+    name = facts.get("model name") or platform.machine()
+    kind = [f"{word} {facts[key]}" for word, key in (("family", "cpu family"), ("model", "model")) if key in facts]
+    return ", ".join([name, " ".join(kind)] if kind else [name])
 
 
 def command() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import platform
 import re
 import sys
 
@@ -206,6 +207,23 @@ def test_provenance_survives_without_git(monkeypatch):
     monkeypatch.setenv("PATH", "")
     facts = records.provenance(torch.device("cpu"), 1)
     assert facts["commit"] == "" and facts["cpu"]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            "processor : 0\ncpu family\t: 26\nmodel\t\t: 2\nmodel name\t: AMD EPYC\n\nmodel : 9\n",
+            "AMD EPYC, family 26 model 2",
+        ),
+        ("processor : 0\nmodel name : Some: ARM\n", "Some: ARM"),
+        ("no colon\n", platform.machine()),
+    ],
+)
+def test_a_processor_is_told_by_family_and_model(text, told, tmp_path):
+    (tmp_path / "cpuinfo").write_text(text)
+    assert records._cpu(tmp_path / "cpuinfo") == told
+    assert records._cpu(tmp_path / "none")
 
 
 @pytest.mark.parametrize(
