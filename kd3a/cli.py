@@ -101,7 +101,10 @@ def parser() -> argparse.ArgumentParser:
     verify.add_argument("--sample", type=int, default=1, metavar="N", help="how many runs, drawn at random (default 1)")
     verify.add_argument("--seed", type=int, default=0, help="seed of the draw")
     verify.add_argument(
-        "--tolerance", type=float, default=0.02, help="largest difference in accuracy on another machine (default 0.02)"
+        "--tolerance",
+        type=float,
+        default=0.02,
+        help="difference in accuracy allowed on another machine, even where seeds differ less (default 0.02)",
     )
     _hardware(verify)
     return top
@@ -326,12 +329,18 @@ def do_verify(arguments: argparse.Namespace) -> int:
         raise UserError("There is no record to verify; run a study first, or name a .jsonl file.")
     hardware, worst = hardware_of(arguments), 0
     for record in random.Random(arguments.seed).sample(known, min(arguments.sample, len(known))):
-        worst = max(worst, verify_one(record, hardware, arguments))
+        worst = max(worst, verify_one(record, known, hardware, arguments))
     return worst
 
 
-def verify_one(record: records.Record, hardware: Hardware, arguments: argparse.Namespace) -> int:
-    """Train one recorded run again, or repeat an attack; 0 if it agrees, 1 if not."""
+def verify_one(
+    record: records.Record, known: list[records.Record], hardware: Hardware, arguments: argparse.Namespace
+) -> int:
+    """Train one recorded run again, or repeat an attack; 0 if it agrees, 1 if not.
+
+    On the same processor with the same versions every epoch must agree. Elsewhere rounding differs, and training
+    enlarges that like another seed: then the gap may be as large as it is between seeds.
+    """
     if "images" in record:
         return reconstructions.verify(record, hardware, arguments.data, lambda line: print(line, flush=True))
     run = run_from(record)
@@ -339,10 +348,16 @@ def verify_one(record: records.Record, hardware: Hardware, arguments: argparse.N
     again = execute(run, task, hardware, record["study"], record["scale"], arguments.quiet)
     forget(again["key"])
     gap = abs(again["target_accuracy"] - record["target_accuracy"])
-    same = [e["target_accuracy"] for e in again["epochs"]] == [e["target_accuracy"] for e in record["epochs"]]
-    verdict = "identical in every epoch" if same else f"differs by {gap:.4f} at the end"
+    chance = records.chance_gap([r["target_accuracy"] for r in records.siblings(record, known)])
+    allowed = max(arguments.tolerance, chance)
+    if [e["target_accuracy"] for e in again["epochs"]] == [e["target_accuracy"] for e in record["epochs"]]:
+        code, verdict = 0, "identical in every epoch"
+    elif records.same_place(record, again):
+        code, verdict = 1, f"differs by {gap:.4f} at the end, on the same processor with the same versions"
+    else:
+        code, verdict = int(gap > allowed), f"differs by {gap:.4f} at the end, {allowed:.4f} allowed on another machine"
     print(f"{record['key']} {run.method} → {run.target} seed {run.seed}: {verdict}", flush=True)
-    return int(not same and gap > arguments.tolerance)
+    return code
 
 
 if __name__ == "__main__":

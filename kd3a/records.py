@@ -12,10 +12,12 @@ import sys
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from statistics import stdev
 from typing import Any
 
 import torch
 from filelock import FileLock
+from scipy.special import stdtrit
 
 from kd3a.errors import UserError
 
@@ -109,6 +111,29 @@ def merge(folder: Path, into: Path) -> dict[str, tuple[int, list[str]]]:
 def outcome(record: Record) -> Record:
     """What of a record is the same whoever trained the run, as long as the arithmetic is."""
     return {name: value for name, value in record.items() if name not in ("seconds", "peak_mb", "provenance")}
+
+
+def siblings(record: Record, known: list[Record]) -> list[Record]:
+    """The records that differ from one by nothing but the seed, itself among them."""
+    names = ("study", "scale", "dataset", "data_sha256", "method", "target", "config")
+    return [other for other in known if all(other[name] == record[name] for name in names)]
+
+
+def chance_gap(accuracies: list[float]) -> float:
+    """How far two runs that differ by chance alone lie apart, in 19 of 20 cases: Student's t over seeds.
+
+    >>> round(chance_gap([0.70, 0.71, 0.72]), 3), chance_gap([0.7])
+    (0.061, 0.0)
+    """
+    n = len(accuracies)
+    return float(stdtrit(n - 1, 0.975)) * stdev(accuracies) * 2**0.5 if n > 1 else 0.0
+
+
+def same_place(one: Record, other: Record) -> bool:
+    """Whether two runs computed on processors of one kind with the same versions: then they must agree to the bit."""
+    return all(
+        one["provenance"][name] == other["provenance"][name] for name in ("versions", "device", "cpu", "threads")
+    )
 
 
 def provenance(device: torch.device, threads: int) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from kd3a import cli, data, models, records
 from kd3a.data import digits
 from kd3a.errors import UserError
 from kd3a.methods import METHODS
-from kd3a.settings import Training
+from kd3a.settings import Hardware, Training
 from kd3a.study import Study, load_study
 
 COMMANDS = ("run", "study", "methods", "datasets", "data", "records", "verify")
@@ -330,8 +330,20 @@ def test_verify(tiny_digits, params, tmp_path, capsys):
     record["target_accuracy"] = record["epochs"][-1]["target_accuracy"] = wrong
     file.write_text(json.dumps(record) + "\n")
     assert cli.main(["verify", str(file), "--quiet"]) == 1
-    assert "differs by 0.5000" in capsys.readouterr().out
+    assert "differs by 0.5000 at the end, on the same processor" in capsys.readouterr().out
+    assert cli.main(["verify", str(file), "--quiet", "--tolerance=0.6"]) == 1
+
+    record["provenance"]["cpu"] = "another"
+    file.write_text(json.dumps(record) + "\n")
+    assert cli.main(["verify", str(file), "--quiet"]) == 1
+    assert "differs by 0.5000 at the end, 0.0200 allowed on another machine" in capsys.readouterr().out
     assert cli.main(["verify", str(file), "--quiet", "--tolerance=0.6"]) == 0
+
+    sibling = record | {"key": "sibling", "seed": 7, "target_accuracy": float(wrong < 0.5)}  # seeds lie as far apart
+    file.write_text("".join(json.dumps(r) + "\n" for r in (record, sibling)))
+    assert record in records.siblings(record, records.read(file)) and len(records.read(file)) == 2
+    arguments = cli.parser().parse_args(["verify", "--quiet"])
+    assert cli.verify_one(record, records.read(file), Hardware(device="cpu"), arguments) == 0
 
 
 def test_verify_without_records(tmp_path, capsys, no_data):
