@@ -9,7 +9,7 @@ import pytest
 from kd3a import report
 from kd3a.study import shipped
 
-SEARCHES = ("tuning", "tuning-office")
+SEARCHES = ("tuning", "tuning-digit5", "tuning-amazon", "tuning-office")
 
 
 def test_every_search_has_the_same_four_trials_for_every_method():
