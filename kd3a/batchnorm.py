@@ -109,17 +109,33 @@ def stack_statistics(states: list[State]) -> tuple[State, State]:
 
 @torch.no_grad()
 def adapt(net: nn.Module, inputs: Iterable[Tensor]) -> None:
-    """AdaBN: give every BatchNorm layer the statistics of these batches, the mean over them, and nothing else."""
-    layers = [module for module in net.modules() if isinstance(module, _BatchNorm)]
-    momenta = [layer.momentum for layer in layers]
+    """AdaBN: give every BatchNorm layer the statistics of these batches, the mean over them, and nothing else.
+
+    Dropout is off: statistics are those of the network as it is scored.
+    """
+    layers = batchnorm_layers(net)
+    net.eval()
     for layer in layers:
         layer.reset_running_stats()
-        layer.momentum = None  # the plain mean over batches
-    net.train()
-    for x in inputs:
-        net(x)
-    for layer, momentum in zip(layers, momenta, strict=True):
-        layer.momentum = momentum
+        layer.train()
+    with momentum(layers, None):  # the plain mean over batches
+        for x in inputs:
+            net(x)
+
+
+def batchnorm_layers(net: nn.Module) -> list[_BatchNorm]:
+    return [module for module in net.modules() if isinstance(module, _BatchNorm)]
+
+
+@contextmanager
+def momentum(layers: list[_BatchNorm], value: float | None) -> Iterator[None]:
+    """Inside the block, the layers' running statistics move by this share; 0: they stay as they are."""
+    before = [layer.momentum for layer in layers]
+    for layer in layers:
+        layer.momentum = value
+    yield
+    for layer, usual in zip(layers, before, strict=True):
+        layer.momentum = usual
 
 
 @contextmanager

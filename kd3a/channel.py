@@ -14,10 +14,11 @@ from kd3a.errors import Diverged, UserError
 Tensors = Mapping[str, Tensor]
 Message = dict[str, dict[str, Tensor]]  # kind -> name -> tensor
 
-#: What may cross. A method whose ledger holds ``data``, ``features`` or ``feature_grads`` is not decentralised.
-KINDS = ("data", "params", "buffers", "features", "feature_grads", "stats", "weights")
-#: What must stay at home.
-PRIVATE = ("data", "features", "feature_grads")
+#: What must stay at home: a method whose ledger holds any of it is not decentralised. Features and their gradients
+#: cross in every batch, sampled features once a round.
+PRIVATE = ("data", "features", "feature_grads", "sampled_features")
+#: What may cross.
+KINDS = (*PRIVATE, "params", "buffers", "stats", "weights")
 
 
 class RefusedMessage(UserError):
@@ -29,7 +30,10 @@ class NotFinite(RefusedMessage, Diverged):
 
 
 class Channel:
-    """Hands copies over and counts them. ``hub`` is the target: what reaches it goes up, what it sends goes down."""
+    """Hands copies over and counts them. ``hub`` is the target: what reaches it goes up, what it sends goes down.
+
+    A place between the two is named after its source, ``amber/identifier``: what the source sends there goes up, too.
+    """
 
     def __init__(self, hub: str):
         self.hub = hub
@@ -42,7 +46,7 @@ class Channel:
         Nothing is counted for a refused message.
         """
         self.check(message, sender, like)
-        direction = "up" if receiver == self.hub else "down"
+        direction = "up" if receiver == self.hub or receiver.startswith(f"{sender}/") else "down"
         for kind, tensors in message.items():
             self.ledger[self.round, kind, direction] += sum(t.nbytes for t in tensors.values())
         return {kind: {n: t.detach().clone() for n, t in tensors.items()} for kind, tensors in message.items()}

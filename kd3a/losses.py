@@ -24,6 +24,11 @@ def distillation(logits: Tensor, p: Tensor, n: Tensor) -> Tensor:
     return (n * divergence).mean()
 
 
+def full_precision(tensor: Tensor) -> torch.autocast:
+    """Inside the block, products on the tensor's device have the precision of their factors."""
+    return torch.autocast(tensor.device.type, enabled=False)
+
+
 def soft_cross_entropy(logits: Tensor, p: Tensor) -> Tensor:
     """Cross-entropy to soft labels, (B,): the KL divergence plus the entropy of ``p``."""
     return -(p * F.log_softmax(logits, -1)).sum(-1)
@@ -335,8 +340,9 @@ def mixed_labels(phi: Tensor, centres: Tensor, present: Tensor, weights: Tensor)
         present: classes that some model has seen, (C,).
         weights: w, (K,).
     """
-    mixed, mean = torch.einsum("k,kbd->bd", weights, phi), torch.einsum("k,kcd->cd", weights, centres)
-    return torch.cdist(mixed, mean).masked_fill(~present, math.inf).argmin(-1)
+    with full_precision(phi):
+        mixed, mean = torch.einsum("k,kbd->bd", weights, phi), torch.einsum("k,kcd->cd", weights, centres)
+        return torch.cdist(mixed, mean).masked_fill(~present, math.inf).argmin(-1)
 
 
 def class_relation_consistency(logits: Tensor, labels: Tensor) -> Tensor:
@@ -355,9 +361,10 @@ def class_relation_consistency(logits: Tensor, labels: Tensor) -> Tensor:
     models, _, classes = logits.shape
     members = F.one_hot(labels, classes).to(logits.dtype)  # (B, C)
     count = members.sum(0)  # (C,)
-    mean = torch.einsum("bj,kbc->jkc", members, logits) / count.clamp(min=1)[:, None, None]
-    p = mean.softmax(-1).clamp(1e-8, 1)  # (class, K, C)
-    cross = torch.einsum("jkc,jlc->jkl", p, p.log())  # sum_c p^k log p^l
+    with full_precision(logits):  # the difference of two close numbers
+        mean = torch.einsum("bj,kbc->jkc", members, logits) / count.clamp(min=1)[:, None, None]
+        p = mean.softmax(-1).clamp(1e-8, 1)  # (class, K, C)
+        cross = torch.einsum("jkc,jlc->jkl", p, p.log())  # sum_c p^k log p^l
     own = cross.diagonal(dim1=1, dim2=2)  # (class, K)
     divergence = (own[:, :, None] - cross).sum((1, 2))  # over all ordered pairs the two halves are the same
     return (divergence * (count > 0)).sum() / (classes * models)

@@ -283,4 +283,6 @@ class WeightedEnsemble(Ensemble):
         return self.scores.sigmoid() / self.scores.sigmoid().sum()
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.einsum("k,kbc->bc", self.weights(), self.logits(x).float())
+        logits = self.logits(x).float()
+        with torch.autocast(logits.device.type, enabled=False):
+            return torch.einsum("k,kbc->bc", self.weights(), logits)

@@ -2,7 +2,7 @@
 one tiny batch each.
 
 Nothing here is a formula of any method: a phase's second round stands for all up to its last, and what goes with every
-batch is scaled up to the true batches.
+batch or for every sample is scaled up to the true ones.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from kd3a.channel import KINDS
 from kd3a.domains import Domain, Part, Task
 from kd3a.methods.base import Method
+from kd3a.methods.weighted import SAMPLES
 from kd3a.runs import make_run, start
 from kd3a.settings import Hardware, Training
 from kd3a.trainer import Stage
@@ -41,6 +42,8 @@ def traffic(method: str, task: Task, training: Training, config: dict | None = N
                 often, size = rounds[phase], 1.0
                 if kind in PER_BATCH:
                     often, size = len(stages), training.batches_per_epoch * training.batch_size / BATCH
+                elif kind == "sampled_features":
+                    size = sampled(task) / sampled(small)
                 first, middle, last = (sent[i][kind] for i in (0, min(1, len(sent) - 1), -1))
                 total[kind] += size * (first + (often - 2) * middle + last if often > 1 else first)
     return {kind: total[kind] for kind in KINDS if total[kind]}
@@ -51,6 +54,11 @@ def send(method: Method, stage: Stage) -> dict[str, int]:
     method.channel.ledger.clear()
     method.run(stage)
     return {kind: method.channel.bytes(kind=kind) for kind in KINDS}
+
+
+def sampled(task: Task) -> int:
+    """Of how many samples sources show features in a round, where they do."""
+    return sum(min(SAMPLES, len(source.train)) for source in task.sources)
 
 
 def task_of_few(task: Task, n: int) -> Task:

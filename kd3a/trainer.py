@@ -33,6 +33,7 @@ class Stage:
     per_epoch: int
     phase: str = "train"
     epochs_before: int = 0
+    rounds_before: int = 0
 
     @property
     def progress(self) -> float:
@@ -77,7 +78,7 @@ def in_sequence(*phases: list[Stage]) -> list[Stage]:
     stages: list[Stage] = []
     for phase in phases:
         rounds, epochs = len(stages), stages[-1].epochs_done if stages else 0
-        stages += [replace(s, round=rounds + s.round, epochs_before=epochs) for s in phase]
+        stages += [replace(s, round=rounds + s.round, epochs_before=epochs, rounds_before=rounds) for s in phase]
     return stages
 
 
@@ -207,7 +208,7 @@ class Trainer:
         """Cosine over the run; ``released`` is the code's: constant in a round, period in rounds, one round late."""
         t = self.training
         if t.lr_schedule == "released":
-            return cosine(max(0, stage.round - 1) / t.epochs, t.lr_begin, t.lr_end)
+            return cosine(max(0, stage.round - stage.rounds_before - 1) / t.epochs, t.lr_begin, t.lr_end)
         return cosine((stage.first + step) / stage.total, t.lr_begin, t.lr_end)
 
     def batches(self, stage: Stage, parts: dict[str, Part]) -> Iterator[dict[str, Batch]]:

@@ -15,7 +15,8 @@ from sklearn.cluster import KMeans
 
 from kd3a import losses, weighting
 from kd3a.attacks import ATTACKS, Attack, AttackedChannel
-from kd3a.channel import Channel, NotFinite
+from kd3a.batchnorm import adapt, batchnorm_layers
+from kd3a.channel import PRIVATE, Channel, NotFinite
 from kd3a.domains import Domain, Part, SparsePart, Task
 from kd3a.errors import UserError
 from kd3a.methods import METHODS
@@ -25,6 +26,7 @@ from kd3a.models import Ensemble, WeightedEnsemble, build, contents, parcel, wit
 from kd3a.poison import Poison, poisoned
 from kd3a.runs import make_run, start
 from kd3a.settings import Training
+from kd3a.traffic import traffic
 from kd3a.trainer import Trainer, timeline
 
 SOURCE_FREE = ("shot", "decision", "caida")
@@ -223,6 +225,31 @@ def test_ensembles_average_what_they_say():
         torch.testing.assert_close(ensemble(x), (w[:, None, None] * logits).sum(0))
 
 
+def test_losses_of_several_models_keep_their_precision_under_autocast():
+    """They subtract numbers that are close, which have three digits in bfloat16."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(1, 64, 10, generator=generator) + 0.02 * torch.randn(3, 64, 10, generator=generator)
+    labels = torch.randint(10, (64,), generator=generator)
+    phi, centres = (torch.randn(3, n, 8, generator=generator) for n in (500, 10))
+    told = (phi, centres, torch.ones(10, dtype=torch.bool), torch.tensor([0.2, 0.3, 0.5]))
+    ensemble = WeightedEnsemble([build("mlp", (5,), 3, seed) for seed in range(2)], torch.zeros(2), "softmax")
+    exact = losses.class_relation_consistency(logits, labels), losses.mixed_labels(*told)
+    with torch.autocast("cpu", torch.bfloat16):
+        rough = losses.class_relation_consistency(logits, labels), losses.mixed_labels(*told)
+        assert ensemble(torch.zeros(4, 5)).dtype == torch.float32
+    assert rough[0] == exact[0] > 0 and torch.equal(rough[1], exact[1])
+
+
+def test_statistics_of_the_target_are_taken_without_dropout():
+    states = []
+    for seed in range(2):
+        net = build("cnn-official", (3, 32, 32), 10, seed=0)
+        torch.manual_seed(seed)
+        adapt(net, [torch.rand(4, 3, 32, 32, generator=torch.Generator().manual_seed(1))])
+        states.append(tiny.copied(net.state_dict()))
+    assert tiny.same(*states)
+
+
 # --- ledgers and budgets ----------------------------------------------------------------------------------------------
 
 
@@ -262,6 +289,58 @@ def test_fada_pays_for_its_features(r, tiny_task):
     assert method.channel.bytes(kind="features") == method.channel.bytes(kind="feature_grads") == features
     models = method.channel.bytes(kind="params") + method.channel.bytes(kind="buffers")
     assert models == 2 * sources * epochs * r * floats(method.net) * 4
+    for kind in ("features", "feature_grads"):  # one side of a pair is a source, the other the target
+        assert method.channel.bytes("up", kind) == method.channel.bytes("down", kind) == features / 2
+
+
+@pytest.mark.parametrize("stage", ["alignment", "disentangling"])
+def test_a_batch_enters_the_statistics_of_a_source_of_fada_once(stage, tiny_task, monkeypatch):
+    method, seen = make("fada", tiny_task, stage=stage), []
+    for step in ("align", "disentangle"):
+        whole = getattr(method, step)
+
+        def watched(party, *told, whole=whole):
+            def statistics():
+                return {n: t.clone() for n, t in party.net.state_dict().items() if "running" in n}
+
+            before = statistics()
+            whole(party, *told)
+            seen.append(tiny.same(before, statistics()))
+
+        monkeypatch.setattr(method, step, watched)
+    tiny.train(method, last=1)
+    steps = 3 * tiny.TRAINING.batches_per_epoch
+    assert seen == [True] * (steps if stage == "alignment" else 2 * steps)
+    assert all(layer.momentum == 0.1 for layer in batchnorm_layers(method.sources["amber"].net))
+
+
+def test_fedavg_shot_sends_models_while_the_sources_train_and_nothing_after(tiny_task):
+    method = make("fedavg-shot", tiny_task)
+    tiny.train(method)
+    assert method.channel.bytes("up") - method.channel.bytes(kind="stats") == 3 * 2 * floats(method.net) * 4
+    assert {at for at, _, _ in method.channel.ledger} == set(range(tiny.TRAINING.epochs))
+
+
+def test_features_for_the_h_divergence_cross_once_a_round(tiny_task):
+    method = make("fedavg", tiny_task, weighting="h-divergence")
+    tiny.train(method)
+    samples = sum(len(source.train) for source in tiny_task.sources)  # fewer than would be drawn
+    assert method.channel.bytes(kind="sampled_features") == 2 * samples * method.net.features * 4
+    sent = traffic("fedavg", tiny_task, tiny.TRAINING, {"weighting": "h-divergence"})
+    assert sent == pytest.approx({kind: method.channel.bytes(kind=kind) for kind in method.channel.kinds()})
+
+
+def test_smoothed_labels_are_mixed(tiny_task):
+    states = []
+    for smoothing in (0.0, 0.3):
+        method = make("fedavg-shot", tiny_task, mixup=0.2, smoothing=smoothing)
+        tiny.train(method, last=1)
+        states.append(tiny.copied(method.net.state_dict()))
+    assert not tiny.same(*states)
+    labels = torch.tensor([0, 2])
+    expected = losses.smoothed_cross_entropy(torch.tensor([[1.0, 2.0, 0.0]] * 2), labels, 0.3)
+    mixed = losses.soft_cross_entropy(torch.tensor([[1.0, 2.0, 0.0]] * 2), method.soft_labels(labels)).mean()
+    assert mixed.item() == pytest.approx(expected.item())
 
 
 def test_fact_exchanges_two_models_and_two_heads(tiny_task):
@@ -340,7 +419,7 @@ def trained(variant: str) -> Method:
 @every_variant
 def test_variants_declare_what_crosses(variant):
     method = trained(variant)
-    assert method.channel.kinds() & {"data", "features", "feature_grads"} == method.crosses(method.config)
+    assert method.channel.kinds() & set(PRIVATE) == method.crosses(method.config)
 
 
 @every_variant
@@ -479,7 +558,8 @@ def test_every_rule_weighs_every_average(rule, method, tiny_task):
     log = tiny.train(trained, last=1)[0]
     assert log["weights"].sum().item() == pytest.approx(1) and (log["weights"] >= 0).all()
     assert (log["weights"][1] == 0) == (rule == "drop:beige")
-    assert ("features" in trained.channel.kinds()) == (rule == "h-divergence" or method == "fada")
+    assert ("sampled_features" in trained.channel.kinds()) == (rule == "h-divergence")
+    assert ("features" in trained.channel.kinds()) == (method == "fada")
 
 
 def test_who_is_dropped_does_not_vote(tiny_task):

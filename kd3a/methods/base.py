@@ -93,6 +93,10 @@ class Method:
         """What training on labels minimises."""
         return F.cross_entropy(logits, labels)
 
+    def soft_labels(self, labels: Tensor) -> Tensor:
+        """The distributions (B, C) that it draws predictions to; mixup mixes them."""
+        return F.one_hot(labels, len(self.task.classes))
+
     @property
     def net(self) -> Net:
         """The network that is scored on the target."""
@@ -154,7 +158,7 @@ class Method:
         lam, partner = self.mixing(party.name, stage, mixup_alpha)
 
         def mixed(batch: Batch, step: int) -> Tensor:
-            labels = F.one_hot(batch.y, len(self.task.classes)).to(batch.x.dtype)
+            labels = self.soft_labels(batch.y).to(batch.x.dtype)
             logits = party.net(mixup(batch.x, partner[step], lam[step]))
             return soft_cross_entropy(logits, mixup(labels, partner[step], lam[step])).mean()
 

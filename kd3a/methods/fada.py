@@ -11,6 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from kd3a.adversarial import domain_loss, domain_mlp, source_surprise
+from kd3a.batchnorm import batchnorm_layers, momentum
 from kd3a.disentangling import Disentangler, branch
 from kd3a.domains import Batch
 from kd3a.methods.base import Logs
@@ -110,10 +111,11 @@ class FADA(Weighted):
         party = self.sources[name]
         loss = self.label_loss(party.net(batch.x), batch.y)
         self.trainer.update(party.optimiser, loss)
-        if name in self.identifiers:
-            self.align(party, self.identifiers[name], batch.x, target)
-        if name in self.disentanglers:
-            self.disentangle(party, self.disentanglers[name], batch)
+        with momentum(batchnorm_layers(party.net), 0.0):  # the batch has entered the running statistics
+            if name in self.identifiers:
+                self.align(party, self.identifiers[name], batch.x, target)
+            if name in self.disentanglers:
+                self.disentangle(party, self.disentanglers[name], batch)
         return loss.detach()
 
     def align(self, party: Party, identifier: Party, source: Tensor, target: Tensor) -> None:

@@ -48,6 +48,10 @@ class Bottlenecked(Method):
     def label_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         return smoothed_cross_entropy(logits, labels, self.config.smoothing)
 
+    def soft_labels(self, labels: Tensor) -> Tensor:
+        share = self.config.smoothing
+        return (1 - share) * super().soft_labels(labels) + share / len(self.task.classes)
+
     def stages(self) -> list[Stage]:
         t = self.trainer.training
         return in_sequence(super().stages(), timeline(t.epochs, t.batches_per_epoch, phase="adapt"))

@@ -24,7 +24,7 @@ class Weighted(Rounds):
 
     @classmethod
     def crosses(cls, config: Settings) -> set[str]:
-        return super().crosses(config) | ({"features"} if config.weighting == "h-divergence" else set())
+        return super().crosses(config) | ({"sampled_features"} if config.weighting == "h-divergence" else set())
 
     def build(self) -> None:
         super().build()
@@ -101,6 +101,6 @@ class Weighted(Rounds):
         """Hand features of a party's samples to the target; they are made by the shared model of the round."""
         features = self.trainer.forward(party.net.backbone, party.part, self.sample(party))
         if party is not self.target:
-            message = self.channel.send({"features": {"sample": features}}, party.name, self.target.name)
-            features = message["features"]["sample"]
+            message = self.channel.send({"sampled_features": {"sample": features}}, party.name, self.target.name)
+            features = message["sampled_features"]["sample"]
         self.samples[party.name] = features
