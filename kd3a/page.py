@@ -7,6 +7,7 @@ each piece is one method of :class:`Page`, so that a page differs from another b
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pandas as pd
 from IPython.display import DisplayObject, Markdown, display
@@ -33,10 +34,21 @@ def facts_table(facts: Mapping[str, str]) -> Markdown:
 class Page:
     """The records of one study at one scale, and what a page says of them."""
 
-    def __init__(self, notebook: str, study: str, scale: str, results: str = "", train: bool = False):
-        """``notebook`` is the page's path under book/; ``train`` trains what is missing before anything is shown."""
+    def __init__(
+        self,
+        notebook: str,
+        study: str,
+        scale: str,
+        results: str = "",
+        train: bool = False,
+        names: Mapping[str, Any] | None = None,
+    ):
+        """``notebook`` is the page's path under book/; ``train`` trains what is missing before anything is shown.
+
+        ``names`` are the notebook's: where ``papermill -f`` put a params file there, that file is the study.
+        """
         self.notebook, self.scale = f"book/{notebook}.ipynb", scale
-        self.found = report.open_results(study, scale, results)
+        self.found = report.open_results(study, scale, results, names)
         self.study = self.found.study
         self.rows = [entry.title for entry in self.study.methods]
         self.targets = self.study.domains()
@@ -111,10 +123,10 @@ class Page:
 
     def commands(self) -> Markdown:
         """How to rebuild the page's notebook from the records, and how to train it again."""
-        parameters = f"-p scale {self.scale}"
-        again = "-p scale quick -p train True -p results /tmp/kd3a"
+        params = f"-f params/{self.study.study}/"
+        again = f"{params}quick.yaml -p train True -p results /tmp/kd3a"
         return Markdown(
-            f"```sh\n.venv/bin/papermill {self.notebook} out.ipynb \\\n    {parameters}\n\n"
+            f"```sh\n.venv/bin/papermill {self.notebook} out.ipynb \\\n    {params}{self.scale}.yaml\n\n"
             f".venv/bin/papermill {self.notebook} out.ipynb \\\n    {again}\n```"
         )
 

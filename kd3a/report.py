@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from scipy.special import stdtrit
@@ -15,13 +16,16 @@ from kd3a.data import find
 from kd3a.poison import Poison
 from kd3a.reconstructions import Reconstructions, results_of
 from kd3a.records import Record
-from kd3a.study import Results, Study, duration, percent, shipped, summary
+from kd3a.study import Results, Study, duration, percent, shipped, study_given, summary
 
 
-def open_results(study: str, scale: str, folder: str = "") -> Results:
-    """The records of a shipped study, in ``folder``, else in ``KD3A_RESULTS``, else in the repository's results/."""
+def open_results(study: str, scale: str, folder: str = "", names: Mapping[str, Any] | None = None) -> Results:
+    """The records of a study, in ``folder``, else in ``KD3A_RESULTS``, else in the repository's results/.
+
+    The study is the shipped one, or where ``names`` hold a whole params file, :func:`kd3a.study.study_given`.
+    """
     chosen = folder or os.environ.get("KD3A_RESULTS")
-    return results_of(shipped(study, scale), Path(chosen) if chosen else None)
+    return results_of(study_given(names or {}, study) or shipped(study, scale), Path(chosen) if chosen else None)
 
 
 def finished(results: Results) -> list[tuple[str, Record]]:

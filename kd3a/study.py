@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -121,11 +121,16 @@ def load_study(path: Path) -> Study | PrivacyStudy:
         raise UserError(f"{path} is not a text file; params files are YAML in UTF-8.") from None
     except yaml.YAMLError as error:
         raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from None
+    return study_from(values, str(path))
+
+
+def study_from(values: Any, where: str) -> Study | PrivacyStudy:
+    """The study that plain values describe, checked; ``where`` they stand is told with a mistake."""
     attacks = isinstance(values, dict) and "attacks" in values
-    study = (PrivacyStudy if attacks else Study).read(values, str(path))
-    dataset = choose(f"dataset in {path}:", study.dataset, data.DATASETS)
+    study = (PrivacyStudy if attacks else Study).read(values, where)
+    dataset = choose(f"dataset in {where}:", study.dataset, data.DATASETS)
     for target in study.domains():
-        choose(f"target in {path}:", target, dataset.DOMAINS)
+        choose(f"target in {where}:", target, dataset.DOMAINS)
     study.runs()
     return study
 
@@ -133,6 +138,22 @@ def load_study(path: Path) -> Study | PrivacyStudy:
 def shipped(study: str, scale: str) -> Study | PrivacyStudy:
     """The study that ``params/<study>/<scale>.yaml`` describes."""
     return load_study(records.ROOT / "params" / study / f"{scale}.yaml")
+
+
+def study_given(names: Mapping[str, Any], study: str) -> Study | PrivacyStudy | None:
+    """The study of a notebook whose parameters are a whole params file, as ``papermill -f`` passes it.
+
+    Args:
+        names: all that the notebook knows.
+        study: which study the page shows; a page may show several, named alike in their first word.
+    """
+    if not {"study", "dataset", "scale"} <= set(names) or not {"methods", "attacks"} & set(names):
+        return None
+    if names["study"].split("-")[0] != study.split("-")[0]:
+        raise UserError(f"The parameters are those of study {names['study']}, and this page shows {study}.")
+    fields = {**Study.model_fields, **PrivacyStudy.model_fields}
+    values = {name: names[name] for name in fields if name in names}
+    return study_from(values, "the notebook's parameters") if names["study"] == study else None
 
 
 class Results:

@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 import tiny
 import torch
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,7 +30,7 @@ from kd3a.records import ROOT
 from kd3a.report import Claim
 from kd3a.runs import execute, make_run, score, start
 from kd3a.settings import Training
-from kd3a.study import Results, Study, expected_seconds, load_study, shipped
+from kd3a.study import Results, Study, expected_seconds, load_study, shipped, study_given
 from kd3a.trainer import Trainer
 
 STUDIES = ("ablation", "augmentation", "gate", "negative-transfer", "rounds", "paper-against-code", "sensitivity")
@@ -156,6 +157,29 @@ def test_a_row_may_have_its_own_training():
     (_, one), (_, two) = study.runs()
     assert (one.training.rounds_per_epoch, two.training.rounds_per_epoch) == (1, 2)
     assert one.training.epochs == two.training.epochs == 4 and one.key("") != two.key("")
+
+
+def test_a_whole_params_file_may_be_a_notebooks_parameters():
+    file = yaml.safe_load((ROOT / "params" / "gate" / "quick.yaml").read_text())
+    names = {"train": False, "results": "", "_": [1], **file, "seeds": [7]}
+    assert (
+        study_given(names, "gate").seeds == [7]
+        and study_given(names, "gate").methods == shipped("gate", "quick").methods
+    )
+    assert study_given(names | {"study": "gate-other"}, "gate") is None  # another study of the page
+    assert study_given({"scale": "quick", "train": True, "methods": ["KD3A"]}, "gate") is None
+    with pytest.raises(UserError, match="those of study gate, and this page shows rounds"):
+        study_given(names, "rounds")
+    with pytest.raises(UserError, match=r"the notebook's parameters: unknown key 'training.epoch'"):
+        study_given(names | {"training": {"epoch": 1}}, "gate")
+    attacks = yaml.safe_load((ROOT / "params" / "privacy" / "quick.yaml").read_text())
+    assert study_given(attacks | {"images": 3}, "privacy").images == 3
+
+
+def test_a_page_shows_the_study_it_is_given(tmp_path):
+    file = yaml.safe_load((ROOT / "params" / "gate" / "quick.yaml").read_text())
+    page = Page("studies/gate", "gate", "quick", str(tmp_path), names=file | {"seeds": [3, 4]})
+    assert page.study.seeds == [3, 4] and "-f params/gate/quick.yaml" in page.commands().data
 
 
 @pytest.mark.parametrize("wrong", [{"round": 2}, {"rounds_per_epoch": 1000}, {"poison": "street"}])
