@@ -218,7 +218,8 @@ def moving_centroids(old: Tensor, features: Tensor, labels: Tensor, keep: float 
     """
     members = F.one_hot(labels, len(old)).to(old.dtype)  # (B, C)
     count = members.sum(0)[:, None]  # (C, 1)
-    mean = members.T @ features.to(old.dtype) / count.clamp(min=1)
+    with full_precision(old):
+        mean = members.T @ features.to(old.dtype) / count.clamp(min=1)
     return torch.where(count > 0, keep * old.detach() + (1 - keep) * mean, old.detach())
 
 

@@ -236,12 +236,18 @@ class Trainer:
         for group in optimiser.param_groups:
             group["lr"] = rate * group["rate"]
 
-    def local(self, party: Party, stage: Stage, loss_of: Callable[[Batch, int], Tensor]) -> Tensor:
-        """Train one party on its own batches of the stage; returns the mean loss, still on the device."""
+    def local(
+        self, party: Party, stage: Stage, loss_of: Callable[[Batch, int], Tensor], order: Tensor | None = None
+    ) -> Tensor:
+        """Train one party on its own batches of the stage; returns the mean loss, still on the device.
+
+        ``order`` says which samples each step visits, (steps, B), if not the usual ones.
+        """
+        order = self.order(party.name, len(party.part), stage) if order is None else order
         torch.manual_seed(self.derive("dropout", party.name, stage.phase, stage.round))
         party.net.train()
         total = torch.zeros((), device=self.device)
-        for step, batch in enumerate(party.part.batches(self.order(party.name, len(party.part), stage))):
+        for step, batch in enumerate(party.part.batches(order)):
             self.schedule(party.optimiser, stage, step)
             with self.autocast():
                 loss = loss_of(batch, step)

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kd3a.losses import full_precision
+
 OPERATIONS = ("brightness", "contrast", "colour", "solarise", "rotate", "shear x", "shear y", "shift x", "shift y")
 CHOSEN = 2  # operations on each image
 FEATURE_DROPOUT = 0.2
@@ -16,8 +18,9 @@ FEATURE_DROPOUT = 0.2
 def strong_view(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     """Two random operations on every image; dropout on plain features. Draws from torch's global generator.
 
-    RandAugment's ranges: factors 0.1 to 1.9 for brightness, contrast and colour, any threshold for solarise, ±30° of
-    rotation, ±0.3 of shear and of shift. Those of its operations that need a histogram are left out.
+    RandAugment's ranges: factors 0.1 to 1.9 for brightness, contrast and colour, thresholds down to 0.1 for solarise,
+    ±30° of rotation, ±0.3 of shear and of shift. Those of its operations that need a histogram are left out, as are
+    DAEL's cutout and flip.
 
     Args:
         x: normalised RGB images (B, 3, H, W), or features (B, d).
@@ -51,5 +54,6 @@ def moved(images: Tensor, strength: Tensor) -> Tensor:
     angle, shear, shift = strength[:, 0] * math.pi / 6, strength[:, 1:3] * 0.3, strength[:, 3:] * 0.6
     cosine, sine = angle.cos(), angle.sin()
     rows = [cosine, shear[:, 0] - sine, shift[:, 0], shear[:, 1] + sine, cosine, shift[:, 1]]
-    grid = F.affine_grid(torch.stack(rows, -1).view(-1, 2, 3), list(images.shape), align_corners=False)
+    with full_precision(images):  # bfloat16 would move pixels by half their width
+        grid = F.affine_grid(torch.stack(rows, -1).view(-1, 2, 3), list(images.shape), align_corners=False)
     return F.grid_sample(images, grid, padding_mode="border", align_corners=False)

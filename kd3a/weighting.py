@@ -144,7 +144,7 @@ def h_divergence(context: Context) -> Tensor:
     r""":math:`\alpha_k \propto N_k e^{-d_k}` with d the :func:`proxy_a_distance` between source k and the target.
 
     Needs features of all domains in one place, so it is not decentralised; and it looks at inputs only, so wrong
-    labels do not lower a source's weight.
+    labels do not lower a source's weight. Weights are those of the round: they are not smoothed over rounds.
     """
     *sources, target = context.domain_features()
     distances = torch.stack([proxy_a_distance(source, target, context.seed) for source in sources])  # (K,)
@@ -161,7 +161,7 @@ def info_gain(context: Context, temperature: float = 0.1) -> Tensor:
     sources started from: the same for all, so the softmax does not see it and it is not computed. Raw gains grow with
     the number of samples and the length of features and make the softmax one-hot: features are scaled to length one, I
     is divided by n, and :math:`\tau` = 0.1. A source that collapses the target's features to a point has the largest
-    gain of all.
+    gain of all. K-means starts anew, from the same draws, for every model and round.
     """
     clusters = min(context.classes, 50)
     spread = []

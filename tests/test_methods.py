@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kd3a.channel import PRIVATE, Channel
-from kd3a.domains import Task
+from kd3a.domains import Part, Task
 from kd3a.errors import UserError
 from kd3a.methods import METHODS
 from kd3a.methods.base import Logs, Method, Rounds
@@ -138,6 +138,30 @@ def test_traffic_is_what_a_whole_run_sends(name, rounds, tiny_task):
     sent = traffic(name, tiny_task, training)
     assert sent == pytest.approx({kind: method.channel.bytes(kind=kind) for kind in kinds})
     assert in_words(sent, training.epochs) == "nothing" if name == "oracle" else kinds[0] in in_words(sent, 2)
+
+
+@pytest.mark.parametrize(("budget", "steps", "batch"), [("network", 6, 8), ("domains", 18, 8), ("joint", 6, 24)])
+@pytest.mark.parametrize("mixup", [0.0, 0.2])
+def test_budgets_of_source_only(budget, steps, batch, mixup, tiny_task, monkeypatch):
+    method = METHODS["source-only"]
+    method = method(
+        tiny_task, method.Config(budget=budget, mixup=mixup), Trainer(tiny.TRAINING, tiny.CPU, 0), Channel("denim")
+    )
+    seen, batches = [], Part.batches
+
+    def counted(part, order):
+        seen.append(order)
+        return batches(part, order)
+
+    monkeypatch.setattr(Part, "batches", counted)
+    tiny.train(method)
+    order = torch.cat(seen)
+    assert order.shape == (steps, batch)
+    if budget == "joint":  # every source gives its own third of each batch
+        borders = torch.tensor([40, 64])
+        assert torch.equal(
+            torch.bucketize(order, borders, right=True), torch.arange(3).repeat_interleave(8).expand(6, -1)
+        )
 
 
 @every_case

@@ -143,26 +143,34 @@ class Method:
         device = self.trainer.device
         self.memory = {k.removeprefix("memory/"): v.to(device) for k, v in state.items() if k.startswith("memory/")}
 
-    def mixing(self, name: str, stage: Stage, alpha: float, steps: int | None = None) -> tuple[Tensor, Tensor]:
+    def mixing(
+        self, name: str, stage: Stage, alpha: float, steps: int | None = None, size: int | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Mixup's draws for a whole stage: lambda (steps,) and partners (steps, B), on the device."""
         steps = len(stage) if steps is None else steps
+        size = self.trainer.training.batch_size if size is None else size
         generator = self.trainer.generator("mixup", name, stage.phase, stage.round)
         lam = beta_draws(steps, alpha, generator)
-        partner = torch.rand(steps, self.trainer.training.batch_size, generator=generator).argsort(-1)
+        partner = torch.rand(steps, size, generator=generator).argsort(-1)
         return lam.to(self.trainer.device), partner.to(self.trainer.device)
 
-    def supervised(self, party: Party, stage: Stage, mixup_alpha: float = 0.0) -> Tensor:
-        """Train a party on its own labels for a stage, with mixup or without; returns the mean loss."""
+    def supervised(self, party: Party, stage: Stage, mixup_alpha: float = 0.0, order: Tensor | None = None) -> Tensor:
+        """Train a party on its own labels for a stage, with mixup or without; returns the mean loss.
+
+        ``order`` says which samples each step visits, (steps, B), if not the usual ones.
+        """
         if not mixup_alpha:
-            return self.trainer.local(party, stage, lambda batch, _: self.label_loss(party.net(batch.x), batch.y))
-        lam, partner = self.mixing(party.name, stage, mixup_alpha)
+            loss_of = lambda batch, _: self.label_loss(party.net(batch.x), batch.y)  # noqa: E731
+            return self.trainer.local(party, stage, loss_of, order)
+        size = None if order is None else order.shape[1]
+        lam, partner = self.mixing(party.name, stage, mixup_alpha, size=size)
 
         def mixed(batch: Batch, step: int) -> Tensor:
             labels = self.soft_labels(batch.y).to(batch.x.dtype)
             logits = party.net(mixup(batch.x, partner[step], lam[step]))
             return soft_cross_entropy(logits, mixup(labels, partner[step], lam[step])).mean()
 
-        return self.trainer.local(party, stage, mixed)
+        return self.trainer.local(party, stage, mixed, order)
 
 
 class Supervised(Settings):
@@ -191,7 +199,8 @@ class Joint(Method):
 
     The networks of a method live in one module, ``self.nets``, under one optimiser; its scored one is called ``net``.
     All sources' samples cross the channel once, as raw data. Budget: in a step every domain gives one batch, so each
-    is seen as often as in the decentralised methods, epochs × epoch_samples. The loss that is logged is the sources'
+    is seen as often as in the decentralised methods, epochs × epoch_samples; the network makes as many steps as one of
+    theirs and sees all domains in each. The loss that is logged is the sources'
     cross-entropy, the same for all these methods: what they play for otherwise does not fall.
     """
 
@@ -225,7 +234,8 @@ class Joint(Method):
     def update(self, loss: Tensor, *only: nn.Module) -> None:
         """One optimiser step on ``loss``, of these modules only; of all that it depends on by default."""
         parameters = [p for module in only for p in module.parameters()]
-        self.trainer.update(self.party.optimiser, loss, parameters or None)
+        if parameters or not only:  # a module without parameters has no step to make
+            self.trainer.update(self.party.optimiser, loss, parameters or None)
 
     def run(self, stage: Stage) -> Logs:
         torch.manual_seed(self.trainer.derive("dropout", "joint", stage.phase, stage.round))

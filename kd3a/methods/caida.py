@@ -47,7 +47,7 @@ class CAiDA(source_free.SourceFree):
 
     def adaptation(self) -> tuple[list[Party], WeightedEnsemble]:
         number, generator = len(self.received), self.trainer.generator("scores")
-        scores = (2 * torch.rand(number, generator=generator) - 1) / number**0.5  # as a linear layer starts
+        scores = (2 * torch.rand(number, generator=generator) - 1) / number**0.5  # as PyTorch's linear layer starts
         ensemble = WeightedEnsemble(self.received.values(), scores.to(self.trainer.device), "softmax")
         return [self.adapter(self.task.target.name, ensemble)], ensemble
 

@@ -37,6 +37,7 @@ class CMSS(Joint):
 
     No official code could be had: formulas from the paper; ramp, networks and rates are choices of this book. The pool
     is a batch of every source side by side, so each is seen as often as in the other methods, and is forwarded in one.
+    In a step the discriminator and the classifier use the weights from before the manager's update.
     """
 
     name = "cmss"

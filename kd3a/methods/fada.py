@@ -30,8 +30,10 @@ class FADA(Weighted):
     the disentangler. A round ends with the average by attention (:func:`kd3a.weighting.info_gain`), which replaces
     :math:`G_T` too and is always sent back.
 
-    The identifier of a pair sits with neither side: features of both go to it and gradients come back in every batch,
-    4 K B m d floats an epoch. Budget: one batch of every domain a step, as in KD3A; :math:`G_T` makes K updates on its.
+    The identifier of a pair sits with neither side: features of both go to it and gradients come back in every
+    batch, 4 K B m d floats an epoch. Of the class loss of the disentangling, the half on the domain-invariant
+    features is the source's own cross-entropy, taken once; identifiers have ReLUs. Budget: one batch of every
+    domain a step, as in KD3A; :math:`G_T` makes K updates on its.
     """
 
     name = "fada"

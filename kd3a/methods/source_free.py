@@ -1,8 +1,9 @@
 """What the SHOT family shares: source models with a bottleneck, then adaptation that sees target data only.
 
 The protocol of all methods holds: host optimiser, schedule and batch size in both phases (a share of the learning rate
-in the second), the last model of a source, not the best on a held-out tenth, and accuracy on the target's test split,
-where the published codes adapt to and score the same images.
+in the second, the same for all layers, where the published codes move the backbone ten times slower than the rest), no
+dropout in the bottleneck, the last model of a source, not the best on a held-out tenth, and accuracy on the target's
+test split, where the published codes adapt to and score the same images.
 """
 
 from __future__ import annotations
