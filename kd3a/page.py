@@ -22,7 +22,7 @@ from kd3a.plots import Picture
 from kd3a.report import Claim
 from kd3a.runs import make_run, start
 from kd3a.settings import Hardware, Training
-from kd3a.study import summary, table
+from kd3a.study import percent, summary, table
 from kd3a.traffic import traffic
 
 
@@ -114,11 +114,9 @@ class Page:
         """Every row with its method, whether source data leave home for it, and the settings it changes."""
         lines = ["| row | family | method | settings changed |", "|---|---|---|---|"]
         for entry in self.study.methods:
-            method = METHODS[entry.method]
-            family = "centralised" if method.needs_source_data else "decentralised"
-            family = "reads target labels" if method.uses_target_labels else family
             told = ", ".join(f"`{k}: {v}`" for k, v in (entry.config | entry.training).items())
-            lines.append(f"| {entry.title} | {family} | {method.summary} | {told or '–'} |")
+            about = (report.family(entry), METHODS[entry.method].summary, told or "–")
+            lines.append(f"| {' | '.join((entry.title, *about))} |")
         return Markdown("\n".join(lines))
 
     def commands(self) -> Markdown:
@@ -203,6 +201,22 @@ class Page:
         """The table as bars, saved as ``name``."""
         rows = list(rows or self.rows)
         return plots.save(plots.accuracy_bars(summary(self.frame, rows, self.targets), rows, self.targets), name)
+
+    def ranking(self) -> pd.DataFrame:
+        """All rows, best first: family, mean accuracy over targets, and bytes beside it."""
+        found = report.ranking(self.found)
+        cells, seeds = report.compact(
+            pd.DataFrame({"accuracy (%)": list(map(percent, found["mean"], found["std"], found["n"]))})
+        )
+        display(Markdown(f"Mean over all targets, ± sample standard deviation over seeds; {seeds}."))
+        cells.insert(0, "family", found["family"])
+        return cells.assign(**{"MB exchanged": found["megabytes"].map("{:,.1f}".format)}).set_axis(
+            found["row"].tolist()
+        )
+
+    def ranked(self, name: str) -> Picture:
+        """The same as bars, saved as ``name``."""
+        return plots.save(plots_studies.ranking(report.ranking(self.found)), name)
 
     def curves(self, name: str, rows: Sequence[str] | None = None) -> Picture:
         """Accuracy by epoch, saved as ``name``."""

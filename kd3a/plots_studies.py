@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from scipy.special import beta
 
-from kd3a.plots import BLUE, GREY, INK, ORANGE, PALETTE, canvas, nothing, remove_spare, styled
-from kd3a.report import pareto
+from kd3a.plots import BLUE, GREY, INK, ORANGE, PALETTE, SKY, canvas, nothing, remove_spare, styled
+from kd3a.report import FAMILIES, pareto
 
 MARKERS = "osD^vP*X"
 
@@ -186,6 +186,31 @@ def cost_bars(frame: pd.DataFrame, rows: Sequence[str]) -> Figure:
     axes[2].margins(y=0.01)
     axes[0].set_yticks(at, shown, fontsize=8.5)
     axes[0].invert_yaxis()
+    return figure
+
+
+@styled
+def ranking(means: pd.DataFrame) -> Figure:
+    """Mean accuracy of every row as bars, best first, a colour for each family; whiskers: sample standard deviation.
+
+    ``means`` comes from :func:`kd3a.report.ranking`.
+    """
+    if means.empty:
+        return nothing()
+    figure, ax = canvas(0.9 + 0.24 * len(means))
+    at = np.arange(len(means))
+    for family, colour in zip(FAMILIES, (BLUE, SKY, ORANGE, GREY), strict=True):
+        mine = (means["family"] == family).to_numpy()
+        if mine.any():
+            spread = {"xerr": 100 * means["std"][mine].fillna(0), "error_kw": {"lw": 1.4, "ecolor": INK}}
+            ax.barh(at[mine], 100 * means["mean"][mine], 0.74, color=colour, label=family, **spread)
+    ax.set(xlabel="mean accuracy over all targets (%)", xlim=(0, 100))
+    ax.set_yticks(at, means["row"], fontsize=8.5)
+    ax.invert_yaxis()
+    ax.margins(y=0.01)
+    ax.grid(axis="y", visible=False)
+    ax.tick_params(axis="y", length=0)
+    figure.legend(loc="outside upper center", ncols=2)
     return figure
 
 

@@ -13,10 +13,11 @@ from scipy.special import stdtrit
 
 from kd3a.attacks import Attack
 from kd3a.data import find
+from kd3a.methods import METHODS
 from kd3a.poison import Poison
 from kd3a.reconstructions import Reconstructions, results_of
 from kd3a.records import Record
-from kd3a.study import Results, Study, duration, percent, shipped, study_given, summary
+from kd3a.study import MethodEntry, Results, Study, duration, percent, shipped, study_given, summary
 
 
 def open_results(study: str, scale: str, folder: str = "", names: Mapping[str, Any] | None = None) -> Results:
@@ -166,7 +167,8 @@ def compact(cells: pd.DataFrame) -> tuple[pd.DataFrame, str]:
 
 def trials(results: Results) -> pd.DataFrame:
     """A search: one line per trial with its settings, criterion and accuracy as means over targets, and whether it is
-    its method's best by the criterion. Trials without all their runs are left out.
+    its method's choice: the best by the criterion, or for a method that maximises the criterion itself, the first, with
+    published values. Trials without all their runs are left out.
     """
     lines, recorded = [], results.recorded()
     for entry in results.study.methods:
@@ -183,8 +185,34 @@ def trials(results: Results) -> pd.DataFrame:
                 }
             )
     frame = pd.DataFrame(lines, columns=["method", "trial", "settings", "criterion", "accuracy"])
-    best = frame.groupby("method")["criterion"].transform("idxmax") if len(frame) else []
-    return frame.assign(chosen=frame.index == best)
+    if not len(frame):
+        return frame.assign(chosen=[])
+    groups, own = frame.groupby("method"), frame["method"].map(lambda name: METHODS[name].maximises_information)
+    first = pd.Series(frame.index, frame.index).groupby(frame["method"]).transform("first")
+    return frame.assign(chosen=frame.index == first.where(own, groups["criterion"].transform("idxmax")))
+
+
+FAMILIES = ("decentralised", "features cross", "centralised", "reads target labels")
+
+
+def family(entry: MethodEntry) -> str:
+    """Which of :data:`FAMILIES` a row belongs to: what its method needs of others, under its settings."""
+    method = METHODS[entry.method]
+    private = method.crosses(method.Config.read(entry.config))
+    if method.uses_target_labels:
+        return "reads target labels"
+    return "centralised" if "data" in private else "features cross" if private else "decentralised"
+
+
+def ranking(results: Results) -> pd.DataFrame:
+    """Rows with every target recorded, best first: row, family, mean, std and n of the mean over targets, megabytes."""
+    frame, rows = results.frame(), {entry.title: entry for entry in results.study.methods}
+    means = summary(frame, list(rows), results.study.domains()).query("target == 'mean' and n > 0")
+    means = means.assign(
+        family=[family(rows[row]) for row in means["row"]],
+        megabytes=means["row"].map(frame.groupby("row")["megabytes"].mean()),
+    )
+    return means.drop(columns="target").sort_values("mean", ascending=False, ignore_index=True)
 
 
 def exchange(frame: pd.DataFrame, rows: Sequence[str], memory: bool = False) -> pd.DataFrame:

@@ -61,6 +61,8 @@ class Method:
     summary: ClassVar[str]
     needs_source_data: ClassVar[bool] = False
     uses_target_labels: ClassVar[bool] = False
+    maximises_information: ClassVar[bool] = False
+    """Whether it trains on :func:`kd3a.runs.criterion` itself, by which it then cannot be judged."""
     federated: ClassVar[bool] = False
     """Whether all that crosses goes through ``exchange``, so that sources may be other machines."""
     exchange: Exchange = staticmethod(in_process)

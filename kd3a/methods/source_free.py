@@ -41,6 +41,7 @@ class Bottlenecked(Method):
     """
 
     Config = Config
+    maximises_information = True
 
     def new_net(self, *purpose: object) -> Net:
         seed = self.trainer.derive("bottleneck", *purpose)
