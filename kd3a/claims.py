@@ -268,6 +268,11 @@ class Judged:
             return report.verdict(self.findings)
         return "not testable here"
 
+    @property
+    def clear(self) -> bool:
+        """Whether no statement behind the verdict could be turned by chance."""
+        return all(finding.clear for finding in self.findings)
+
 
 def judged(scale: str, results: str = "") -> list[Judged]:
     """Every entry of the ledger, held against the records of a scale."""
@@ -285,7 +290,8 @@ def ledger_table(entries: Sequence[Judged]) -> str:
     for one in entries:
         leads = [f"{100 * f.lead:+.1f}".replace("-", "−") if f.seeds else "–" for f in one.findings]
         link = f"[{one.entry.page.rpartition('/')[2]}](../{one.entry.page}.ipynb)" if one.entry.page else "–"
-        cells = (one.entry.text, one.entry.place, f"**{one.verdict}**", "; ".join(leads) or "–", link)
+        verdict = f"**{one.verdict}**" + ("" if one.clear or one.verdict == "open" else ", not clear")
+        cells = (one.entry.text, one.entry.place, verdict, "; ".join(leads) or "–", link)
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

@@ -339,8 +339,8 @@ class Page:
         """How leads are counted, in a sentence or two."""
         return (
             f"Leads are in points of {measured(claims)} over the mean of all targets, seed by seed: mean ± sample "
-            "standard deviation, the number of seeds in brackets, and the 95 % interval of Student's t. Against "
-            "several rows, the strongest counts."
+            "standard deviation, the number of seeds in brackets, and the 95 % interval of Student's t; *not clear*: "
+            "the interval reaches to the other side of what is needed. Against several rows, the strongest counts."
         )
 
 

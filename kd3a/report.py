@@ -279,6 +279,18 @@ class Finding:
             return None
         return self.claim.holds(self.lead)
 
+    @property
+    def clear(self) -> bool:
+        """Whether all of the interval is on the same side of what is needed; never with one seed."""
+        low, high = self.interval
+        return bool(low > self.claim.margin or high < self.claim.margin)
+
+    @property
+    def outcome(self) -> str:
+        """``holds`` or ``fails``, ``open`` without records; *not clear* where more seeds could turn it."""
+        word = {True: "holds", False: "fails", None: "open"}[self.holds]
+        return word if self.clear or self.holds is None else f"{word}, not clear"
+
 
 def judge(frame: pd.DataFrame, claims: Sequence[Claim], targets: Sequence[str]) -> list[Finding]:
     """Hold every claim against the records; only seeds that have all targets of all its rows count.
@@ -320,7 +332,6 @@ def verdict(findings: Sequence[Finding]) -> str:
 
 def findings_table(findings: Sequence[Finding]) -> pd.DataFrame:
     """The claims, the leads in points of accuracy, and whether they hold."""
-    answers = {True: "holds", False: "fails", None: "open"}
     lines = []
     for f in findings:
         spread = f" ± {100 * f.std:.1f}" if f.seeds > 1 else ""
@@ -332,7 +343,7 @@ def findings_table(findings: Sequence[Finding]) -> pd.DataFrame:
                 "needed": f.claim.needed,
                 "measured": lead,
                 "95 % interval": f"{low} to {high}" if f.seeds > 1 else "–",
-                "outcome": answers[f.holds],
+                "outcome": f.outcome,
             }
         )
     return pd.DataFrame(lines).set_index("claim")

@@ -278,6 +278,23 @@ def test_the_interval_is_students():
     assert finding.interval == pytest.approx((0.1 - 4.3027 * 0.1 / 3**0.5, 0.1 + 4.3027 * 0.1 / 3**0.5), abs=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("leads", "outcome"),
+    [
+        ([0.1, 0.11, 0.12], "holds"),
+        ([0.1, 0.0, 0.2], "holds, not clear"),
+        ([-0.1, -0.11, -0.12], "fails"),
+        ([-0.1, 0.05, -0.1], "fails, not clear"),
+        ([0.1], "holds, not clear"),
+        ([], "open"),
+    ],
+)
+def test_an_outcome_says_whether_it_is_clear(leads, outcome):
+    data = frame(a=[[0.5 + lead] for lead in leads], b=[[0.5]] * len(leads)) if leads else frame()
+    (finding,) = report.judge(data, [report.Claim("", "a", ("b",))], ["t0"])
+    assert finding.outcome == outcome
+
+
 def test_a_tie_does_not_beat():
     (finding,) = report.judge(frame(a=[[0.5]], b=[[0.5]]), [report.Claim("", "a", ("b",))], ["t0"])
     assert finding.holds is False
