@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import platform
 import re
+import subprocess
 import sys
 
 import pytest
@@ -243,3 +244,17 @@ def test_the_criterion_rewards_sure_and_diverse_predictions(predictions, value, 
             return torch.tensor(predictions)
 
     assert criterion(Constant()) == pytest.approx(value, abs=1e-4)
+
+
+def git(*words: str) -> str:
+    return subprocess.run(["git", "-C", str(records.ROOT), *words], capture_output=True, text=True, check=True).stdout
+
+
+def test_every_record_names_a_commit_of_the_history_or_one_that_is_explained():
+    named = {
+        r["provenance"]["commit"] for path in (records.ROOT / "results").glob("*.jsonl") for r in records.read(path)
+    }
+    explained = set(re.findall("[0-9a-f]{40}", (records.ROOT / "results" / "README.md").read_text()))
+    assert explained <= named, "explained, but named by no record"
+    if git("rev-parse", "--is-shallow-repository").strip() == "false":  # else the history is not here to look at
+        assert named <= set(git("rev-list", "HEAD").split()) | explained
