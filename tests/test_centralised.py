@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import tiny
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kd3a.adversarial import domain_loss, domain_mlp, reverse, source_surprise
 from kd3a.channel import Channel
-from kd3a.domains import Domain, Part, Task
+from kd3a.domains import Batch, Domain, Part, Task
 from kd3a.losses import (
     collaboration,
     curriculum,
@@ -75,6 +76,33 @@ def make(
 def short(**settings: Any) -> Training:
     """A few steps on the images of :mod:`tiny`."""
     return Training(**{"model": "cnn-narrow", "epochs": 2, "epoch_samples": 16, "batch_size": 8} | settings)
+
+
+def configured(name: str, task: Task, **config: Any) -> Joint:
+    method = METHODS[name]
+    return method(task, method.Config(**config), Trainer(short(), tiny.CPU, 0), Channel(task.target.name))
+
+
+def first_batches(method: Joint) -> tuple[list[Batch], Tensor]:
+    *sources, target = next(method.trainer.batches(method.stages()[0], method.parts)).values()
+    return sources, target.x
+
+
+def losses_of_a_step(
+    method: Joint, progress: float = 0.5, phase: str = "train", made: int = 0
+) -> list[tuple[Tensor, tuple[nn.Module, ...]]]:
+    """Every loss of a step, with the modules it would move; only the first ``made`` updates are really made."""
+    played, update = [], method.update
+
+    def watched(loss: Tensor, *only: nn.Module) -> None:
+        played.append((loss, only))
+        if len(played) <= made:
+            update(loss, *only)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(method, "update", watched)
+        method.step(*first_batches(method), progress, phase)
+    return played
 
 
 # --- losses against literal NumPy -------------------------------------------------------------------------------------
@@ -218,20 +246,14 @@ def test_reversal_is_the_identity_forwards_and_flips_the_gradient():
     torch.testing.assert_close(flipped, -0.3 * plain)
 
 
-def mdan(task: Task, **config: Any) -> Joint:
-    return METHODS["mdan"](
-        task, METHODS["mdan"].Config(**config), Trainer(short(), tiny.CPU, 0), Channel(task.target.name)
-    )
-
-
 def test_soft_mdan_tends_to_the_largest_sum_which_is_not_the_hard_one(tiny_task):
     task, domain = torch.tensor([0.3, 0.9, 0.5]), torch.tensor([0.8, 0.1, 0.7])
-    sharp, weights = mdan(tiny_task, gamma=1e4).combine(task, domain)
+    sharp, weights = configured("mdan", tiny_task, gamma=1e4).combine(task, domain)
     assert sharp.item() == pytest.approx((task + domain).max().item(), abs=1e-3)
     assert weights.tolist() == [0, 0, 1]
-    hard, weights = mdan(tiny_task, mode="hard").combine(task, domain)
+    hard, weights = configured("mdan", tiny_task, mode="hard").combine(task, domain)
     assert hard.item() == pytest.approx(0.9 + 0.1) and weights.tolist() == [0, 1, 0]
-    even, _ = mdan(tiny_task, gamma=10).combine(torch.full((3,), 0.4), torch.full((3,), 0.2))
+    even, _ = configured("mdan", tiny_task, gamma=10).combine(torch.full((3,), 0.4), torch.full((3,), 0.2))
     assert even.item() == pytest.approx(0.6 + np.log(3) / 10)
 
 
@@ -239,9 +261,16 @@ def test_soft_mdan_tends_to_the_largest_sum_which_is_not_the_hard_one(tiny_task)
 def test_soft_weights_are_the_gradient_of_the_combination(sign, tiny_task):
     task = torch.tensor([0.3, 0.5, 0.4], requires_grad=True)
     domain = torch.tensor([0.2, 0.1, 0.3])
-    loss, weights = mdan(tiny_task, weight_sign=sign).combine(task, domain)
+    loss, weights = configured("mdan", tiny_task, weight_sign=sign).combine(task, domain)
     torch.testing.assert_close(torch.autograd.grad(loss, task)[0], weights)
     torch.testing.assert_close(weights, torch.softmax(10 * (task + sign * domain).detach(), 0))
+
+
+@pytest.mark.parametrize("progress", [0, 0.2])
+def test_mdan_ramps_mu_unless_it_is_constant(progress, tiny_task):
+    settings = {"mu": 1.0}, {"mu": dann_ramp(progress), "ramp": False}
+    ramped, constant = (losses_of_a_step(configured("mdan", tiny_task, **c), progress)[0][0] for c in settings)
+    torch.testing.assert_close(ramped, constant)
 
 
 def test_a_manager_raises_the_scores_of_samples_that_surprise_more_than_average():
@@ -253,6 +282,32 @@ def test_a_manager_raises_the_scores_of_samples_that_surprise_more_than_average(
     assert torch.equal(gradient < 0, surprise > average.detach())  # descent raises what has a negative gradient
 
 
+def terms_of_cmss(method: Joint) -> tuple[Tensor, Tensor, Tensor]:
+    """Of the first batches: the classifier's loss, the weighted surprise on the sources, the weighted domain loss."""
+    sources, target = first_batches(method)
+    x, y = torch.cat([batch.x for batch in sources]), torch.cat([batch.y for batch in sources])
+    features, unknown, d = method.net.backbone(x), method.net.backbone(target), method.nets["discriminator"]
+    weights = curriculum(method.nets["manager"](x)[:, 0])
+    surprise = (weights * source_surprise(d, features)).mean()
+    return F.cross_entropy(method.net.head(features), y), surprise, domain_loss(d, features, unknown, weights)
+
+
+def test_cmss_plays_with_the_weights_from_before_the_manager_moves(tiny_task):
+    method, strength = make("cmss", tiny_task, short()), dann_ramp(0.5)
+    task, surprise, domain = terms_of_cmss(method)
+    losses, moved_parts = zip(*losses_of_a_step(method, made=1), strict=True)
+    assert moved_parts == tuple((method.nets[name],) for name in ("manager", "discriminator", "net"))
+    torch.testing.assert_close(losses, (-strength * surprise, strength * domain, task - strength * domain))
+
+
+def test_the_manager_moves_to_where_the_discriminator_errs_more(tiny_task):
+    method = make("cmss", tiny_task, short())
+    _, before, _ = terms_of_cmss(method)
+    losses_of_a_step(method, made=1)
+    _, after, _ = terms_of_cmss(method)
+    assert after > before + 1e-3
+
+
 def test_cmss_reports_what_the_manager_prefers(tiny_task):
     log = tiny.train(make("cmss", tiny_task, short()))[-1]
     assert log["weights"].sum().item() == pytest.approx(1, abs=1e-5)
@@ -260,9 +315,7 @@ def test_cmss_reports_what_the_manager_prefers(tiny_task):
 
 
 def test_the_manager_may_be_another_network(tiny_task):
-    method = METHODS["cmss"]
-    config = method.Config(manager="mlp-small", **SMALL)
-    nets = method(tiny_task, config, Trainer(short(), tiny.CPU, 0), Channel(tiny_task.target.name)).nets
+    nets = configured("cmss", tiny_task, manager="mlp-small", **SMALL).nets
     assert nets["manager"](torch.zeros(2, 3, 8, 8)).shape == (2, 1) and len(nets["manager"].backbone) == 5
 
 
@@ -370,6 +423,29 @@ def test_m3sda_moves_only_the_backbone_against_the_discrepancy(tiny_task, monkey
     assert moved_parts == 2 * [(), heads, *4 * [backbone]]
 
 
+def test_m3sda_disagrees_on_features_of_the_backbone_that_has_moved(tiny_task):
+    method = make("m3sda", tiny_task, short())
+    (sources, target), backbone = first_batches(method), method.net.backbone
+    _, *losses = (loss for loss, _ in losses_of_a_step(method, made=1))
+    task = method.task_loss([backbone(batch.x) for batch in sources], sources)
+    apart = method.disagreement(backbone(target))
+    torch.testing.assert_close(losses, [task - apart, *4 * [apart]])
+
+
+@pytest.mark.parametrize("threshold, weight", [(2, 0.5), (0.6, 0.5), (0.6, 2)])
+def test_dael_is_its_formula(threshold, weight, tiny_task, monkeypatch):
+    method = configured("dael", tiny_task, threshold=threshold, target_weight=weight)
+    monkeypatch.setattr(method, "second", lambda x: x.flip(-1) / 2)
+    (sources, target), ((loss, _),) = first_batches(method), losses_of_a_step(method)
+    own = [method.ask(batch.x)[:, k] for k, batch in enumerate(sources)]
+    task = sum(negative_log(p, batch.y).mean() for p, batch in zip(own, sources, strict=True)) / 3
+    taught = sum(collaboration(method.ask(method.second(sources[k].x)), own[k], k) for k in range(3)) / 3
+    labels, mask = most_confident(method.ask(target), threshold)
+    assert 0 < mask.sum() < len(mask) or threshold == 2
+    guess = sum(mask * negative_log(method.ask(method.second(target)).mean(1), labels)) / len(mask)
+    torch.testing.assert_close(loss, task + taught + weight * guess)
+
+
 @every_variant
 def test_every_domain_is_seen_as_often_as_in_kd3a_and_crosses_once(variant, tiny_task, monkeypatch):
     training = short(epochs=3)
@@ -434,6 +510,73 @@ def test_a_resumed_self_training_goes_on_as_if_nothing_had_happened(last, tiny_t
     assert tiny.same(resumed.state(), whole.state())
 
 
+def test_alignment_is_weighted_for_the_classifier_and_plain_for_the_discriminators(tiny_task):
+    method, ramp = make("dsbn", tiny_task, short()), 0.6
+    method.nets.double()
+    method.memory["centroids"] = old = torch.from_numpy(draws(4, 3, 3))
+    aligned = [torch.from_numpy(draws(8, 3, seed=k)).requires_grad_() for k in range(4)]
+    labels, discriminators = 4 * [torch.arange(8) % 3], method.nets["discriminators"]
+    loss = method.alignment(aligned, labels, ramp)
+    adversarial = sum(domain_loss(d, f, aligned[-1]) for d, f in zip(discriminators, aligned, strict=False)) / 3
+    *known, unknown = map(moving_centroids, old, aligned, labels)
+    semantic = sum((c - unknown).square().mean() for c in known) / 3
+    wanted = ramp * (semantic - 0.1 / 2 * adversarial)
+    for of, expected in (aligned, wanted), (list(discriminators.parameters()), adversarial):
+        torch.testing.assert_close(*(torch.autograd.grad(x, of, retain_graph=True) for x in (loss, expected)))
+
+
+def scattered(task: Task) -> Joint:
+    """DSBN whose teacher and student, and all their branches, disagree on the target."""
+    method = make("dsbn", task, short(batch_size=16))
+    torch.manual_seed(6)
+    for parameter in method.nets.parameters():
+        nn.init.normal_(parameter)
+    for net in (method.nets["teacher"], method.net):
+        for branch in (branch for norm in norms_of(net) for branch in norm.branches):
+            branch.momentum = 1  # the last batch's statistics: with the initial ones all samples would look alike
+        for domain in range(4):
+            enter(net, domain)(first_batches(method)[1])
+    return method
+
+
+def test_the_target_is_aligned_by_the_answers_of_its_branch(tiny_task, monkeypatch):
+    method, told = scattered(tiny_task), []
+    monkeypatch.setattr(method, "alignment", lambda aligned, labels, ramp: told.extend(labels) or 0)
+    (sources, target), _ = first_batches(method), losses_of_a_step(method)
+    answers = [enter(method.net.eval(), k)(target).argmax(-1) for k in (0, 3)]
+    torch.testing.assert_close(told, [*(batch.y for batch in sources), answers[1]])
+    assert not torch.equal(*answers)
+
+
+def test_alignment_sets_in_after_the_warm_up(tiny_task, monkeypatch):
+    method, ramps = configured("dsbn", tiny_task, warm_up=0.25, **SMALL), []
+    monkeypatch.setattr(method, "alignment", lambda aligned, labels, ramp: ramps.append(ramp) or 0)
+    for progress in (0, 0.25, 0.75):
+        losses_of_a_step(method, progress)
+    assert ramps == [0, 0, dann_ramp(0.5)]
+
+
+@pytest.mark.parametrize("progress", [0.1, 0.2, 1])
+def test_pseudo_labels_pass_from_the_teacher_to_the_student(progress, tiny_task):
+    """Both asked by the target's branch; until the warm-up of a tenth is over, the teacher alone."""
+    method, ramp = scattered(tiny_task), dann_ramp(progress - 0.1)
+    (sources, target), ((loss, _),) = first_batches(method), losses_of_a_step(method, progress, SELF_TRAINING)
+    teacher, student = (enter(method.nets[name].eval(), 3)(target) for name in ("teacher", "net"))
+    labels = [*(batch.y for batch in sources), ((1 - ramp) * teacher + ramp * student).argmax(-1)]
+    method.nets.train()
+    logits = [enter(method.net, k)(x) for k, x in enumerate([*(batch.x for batch in sources), target])]
+    *known, unknown = map(F.cross_entropy, logits, labels)
+    torch.testing.assert_close(loss, sum(known) / 3 + unknown)
+
+
+def test_a_student_learns_at_its_own_rate(tiny_task):
+    method = make("dsbn", tiny_task, short(epochs=4))
+    for number, stage in enumerate(method.stages()):
+        tiny.train(method, number, number + 1)
+        rate = method.trainer.learning_rate(stage, len(stage) - 1) * (0.2 if stage.phase == SELF_TRAINING else 1)
+        assert [group["lr"] for group in method.party.optimiser.param_groups] == [pytest.approx(rate)]
+
+
 def test_dsbn_is_scored_with_the_branch_of_the_target(tiny_task):
     method, test = make("dsbn", tiny_task, short()), tiny_task.target.test
     tiny.train(method)
@@ -476,7 +619,8 @@ def target_accuracy(method) -> float:
 @cache
 def unadapted() -> float:
     method, task = METHODS["source-only"], shifted_task()
-    return target_accuracy(method(task, method.Config(), Trainer(TRAINING, tiny.CPU, 0), Channel(task.target.name)))
+    config = method.Config(budget="joint")  # a batch of every source in each step, as the others have it
+    return target_accuracy(method(task, config, Trainer(TRAINING, tiny.CPU, 0), Channel(task.target.name)))
 
 
 @every_variant
