@@ -16,7 +16,7 @@ from kd3a import charts, models, plots, plots_studies, records, report
 from kd3a.channel import RefusedMessage
 from kd3a.charts import Chart
 from kd3a.domains import Task
-from kd3a.errors import UserError
+from kd3a.errors import UserError, listing
 from kd3a.methods import METHODS
 from kd3a.plots import Picture
 from kd3a.report import Claim
@@ -48,6 +48,7 @@ class Page:
         ``names`` are the notebook's: where ``papermill -f`` put a params file there, that file is the study.
         """
         self.notebook, self.scale = f"book/{notebook}.ipynb", scale
+        self.told = {"results": results, "train": train, "names": names}
         self.found = report.open_results(study, scale, results, names)
         self.study = self.found.study
         self.rows = [entry.title for entry in self.study.methods]
@@ -317,6 +318,22 @@ class Page:
     def compare(self, claims: Sequence[Claim]) -> pd.DataFrame:
         """What the records say of each claim."""
         return report.findings_table(report.judge(self.frame, claims, self.targets)).rename_axis(index=None)
+
+    def elsewhere(self, claims: Sequence[Claim], **data: str) -> pd.DataFrame | None:
+        """The same rows and claims on other data, where they are recorded; the study here is called by its dataset.
+
+        ``data`` maps the end of such a study's name to what the data are called: ``digit5="Digit-5"``.
+        """
+        if self.scale != "cpu":
+            return None
+        notebook = self.notebook.removeprefix("book/").removesuffix(".ipynb")
+        pages = {data[end]: Page(notebook, f"{self.study.study}-{end}", self.scale, **self.told) for end in data}
+        pages = {title: page for title, page in pages.items() if len(page.frame)}
+        for title, page in pages.items():
+            display(Markdown(f"**{title}**, targets {listing(page.targets)}:"), page.table())
+        everywhere = {self.study.dataset: self, **pages}
+        found = {title: report.judge(page.frame, claims, page.targets) for title, page in everywhere.items()}
+        return report.findings_by(found) if pages else None
 
     def differences(self, pairs: Sequence[tuple[str, str]]) -> pd.DataFrame:
         """What the first row of each pair has more than the second, with its interval; nothing is judged."""

@@ -349,6 +349,16 @@ def findings_table(findings: Sequence[Finding]) -> pd.DataFrame:
     return pd.DataFrame(lines).set_index("claim")
 
 
+def findings_by(found: Mapping[str, Sequence[Finding]]) -> pd.DataFrame:
+    """The same claims on several data: a row for each claim, a column for each data, the lead and its outcome."""
+    texts = {
+        (f.claim.text, title): f"{100 * f.lead:+.1f}, {f.outcome}".replace("-", "−") if f.seeds else "–"
+        for title, findings in found.items()
+        for f in findings
+    }
+    return tabulated(texts)
+
+
 # --- tables and figures of the studies ----------------------------------------------------------------------------
 
 

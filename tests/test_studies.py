@@ -176,6 +176,33 @@ def test_a_whole_params_file_may_be_a_notebooks_parameters():
     assert study_given(attacks | {"images": 3}, "privacy").images == 3
 
 
+ELSEWHERE = [
+    path.parent.name for path in (ROOT / "params").glob("*/cpu.yaml") if path.parent.name.rpartition("-")[0] in STUDIES
+]
+
+
+@pytest.mark.parametrize("study", ELSEWHERE)
+def test_a_study_on_other_data_has_the_same_rows(study):
+    base, _, end = study.rpartition("-")
+    here, there = shipped(base, "cpu"), shipped(study, "cpu")
+    assert there.dataset == end and [e.title for e in there.methods] == [e.title for e in here.methods]
+    bad = {"negative-transfer-digit5": ("synth", "up")}.get(study, ("", ""))
+    assert str([e.config | e.training for e in here.methods]).replace(*bad) == str(
+        [e.config | e.training for e in there.methods]
+    )
+
+
+def test_a_page_tells_what_other_data_say(tmp_path, capsys):
+    for name in ("gate", "gate-digit5"):
+        study = shipped(name, "cpu")
+        records.append(tmp_path / f"{name}-cpu.jsonl", *recorded(study))
+    own = Page("studies/gate", "gate", "cpu", str(tmp_path))
+    told = own.elsewhere(claims.of("gate", own.rows), digit5="Digit-5", amazon="Amazon Review")
+    assert list(told.columns) == ["digits", "Digit-5"] and len(told) == 3
+    assert Page("studies/gate", "gate", "quick", str(tmp_path)).elsewhere([], digit5="Digit-5") is None
+    assert Page("studies/gate", "gate", "cpu", str(tmp_path)).elsewhere([], amazon="Amazon Review") is None
+
+
 def test_a_page_shows_the_study_it_is_given(tmp_path):
     file = yaml.safe_load((ROOT / "params" / "gate" / "quick.yaml").read_text())
     page = Page("studies/gate", "gate", "quick", str(tmp_path), names=file | {"seeds": [3, 4]})
