@@ -196,7 +196,7 @@ FAMILIES = ("decentralised", "features cross", "centralised", "reads target labe
 
 
 def family(entry: MethodEntry) -> str:
-    """Which of :data:`FAMILIES` a row belongs to: what its method needs of others, under its settings."""
+    """The family that a row belongs to: what its method needs of others, under its settings."""
     method = METHODS[entry.method]
     private = method.crosses(method.Config.read(entry.config))
     if method.uses_target_labels:
