@@ -340,7 +340,7 @@ def test_drawn_sources_are_told():
 
 
 def test_a_rule_that_needs_features_is_told():
-    with pytest.raises(UserError, match="send features"):
+    with pytest.raises(UserError, match="send sampled features of samples away"):
         order.admit(runs.make_run("tiny", "denim", "fedavg", 0, TRAINING, {"weighting": "h-divergence"}))
 
 

@@ -78,4 +78,6 @@ def admit(run: Run) -> None:
     if run.training.sources:
         raise UserError("sources draws some of them, in one process; on several machines, name those that take part.")
     if private := method.crosses(run.config):
-        raise UserError(f"These settings would send {', '.join(sorted(private))} of samples away; choose another rule.")
+        raise UserError(
+            f"These settings would send {', '.join(sorted(private)).replace('_', ' ')} of samples away; choose another rule."
+        )
