@@ -78,6 +78,5 @@ def admit(run: Run) -> None:
     if run.training.sources:
         raise UserError("sources draws some of them, in one process; on several machines, name those that take part.")
     if private := method.crosses(run.config):
-        raise UserError(
-            f"These settings would send {', '.join(sorted(private)).replace('_', ' ')} of samples away; choose another rule."
-        )
+        kinds = ", ".join(sorted(private)).replace("_", " ")
+        raise UserError(f"These settings would send {kinds} of samples away; choose another rule.")
