@@ -218,9 +218,10 @@ def coalition_qualities(ballots: Ballots, gate: float, members: Tensor, fallback
         if fallback:
             agreed = supporting.any(1)  # (M, n)
             if q.device.type == "cpu":  # only samples without a consensus in some coalition: elsewhere a host sync
-                for rows in (~agreed).any(0).nonzero()[:, 0].split(CACHED):
-                    blurred = fallback * (means @ some.q.index_select(0, rows)).amax(-1).T  # (M, rows)
-                    value[:, rows] = torch.where(agreed[:, rows], value[:, rows], blurred)
+                rows = (~agreed).any(0).nonzero()[:, 0]
+                best = [(means @ some.q.index_select(0, few)).amax(-1) for few in rows.split(CACHED)]
+                blurred = fallback * torch.cat(best).T  # (M, rows)
+                value[:, rows] = torch.where(agreed[:, rows], value[:, rows], blurred)
             else:
                 value = torch.where(agreed, value, fallback * (means @ some.q).amax(-1).T)
         quality += value.to(quality.dtype).sum(1)
