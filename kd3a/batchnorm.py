@@ -133,9 +133,11 @@ def momentum(layers: list[_BatchNorm], value: float | None) -> Iterator[None]:
     before = [layer.momentum for layer in layers]
     for layer in layers:
         layer.momentum = value
-    yield
-    for layer, usual in zip(layers, before, strict=True):
-        layer.momentum = usual
+    try:
+        yield
+    finally:
+        for layer, usual in zip(layers, before, strict=True):
+            layer.momentum = usual
 
 
 @contextmanager
