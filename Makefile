@@ -52,8 +52,8 @@ testfederated: .venv-federated/installed ## run a federation of real processes t
 
 test-federated: testfederated
 
-study: .venv/installed ## train what is missing of STUDY=name at SCALE=cpu, or of all studies with data (hours; stops and resumes; WORKERS=2 trains two runs at a time)
-	for params in params/$(or $(STUDY),*)/$(or $(SCALE),cpu).yaml; do $(BIN)/kd3a study $$params $(if $(STUDY),,--if-there) $(if $(WORKERS),--workers $(WORKERS)) || exit; done
+study: .venv/installed ## train what is missing of STUDY=name at SCALE=cpu, or of all studies with data (hours; stops and resumes; a run per core at a time, one with WORKERS=1 or SCALE=paper; sensitivity, which measures time and memory, always one)
+	for params in params/$(or $(STUDY),*)/$(or $(SCALE),cpu).yaml; do $(BIN)/kd3a study $$params $(if $(STUDY),,--if-there) $(if $(WORKERS),--workers $(WORKERS),$(if $(filter paper,$(SCALE)),,--executor processes)) || exit; done
 
 quick: .venv/installed ## run every notebook at quick scale, trained from scratch, into _build/quick
 	rm -rf _build/quick

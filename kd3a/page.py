@@ -6,7 +6,11 @@ each piece is one method of :class:`Page`, so that a page differs from another b
 
 from __future__ import annotations
 
+import ast
+import math
+import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -15,20 +19,99 @@ from IPython.display import DisplayObject, Markdown, display
 from kd3a import charts, models, plots, plots_studies, records, report
 from kd3a.channel import RefusedMessage
 from kd3a.charts import Chart
+from kd3a.claims import of
 from kd3a.domains import Task
 from kd3a.errors import UserError, listing
+from kd3a.judging import Claim, findings_table, judge, verdict
 from kd3a.methods import METHODS
 from kd3a.plots import Picture
-from kd3a.report import Claim
 from kd3a.runs import make_run, start
 from kd3a.settings import Hardware, Training
-from kd3a.study import percent, summary, table
+from kd3a.study import fields_given, percent, summary, table
 from kd3a.traffic import traffic
 
 
 def facts_table(facts: Mapping[str, str]) -> Markdown:
     """Two columns, in Markdown."""
     return Markdown("| what | value |\n|---|---|\n" + "\n".join(f"| {name} | {facts[name]} |" for name in facts))
+
+
+# --- parameters -------------------------------------------------------------------------------------------------------
+
+#: How the cell begins that papermill puts below a notebook's own parameters.
+INJECTED = "# Parameters"
+
+
+def assigned(cell: str) -> list[str]:
+    """The names to which a cell gives values, in order; none if it is not plain Python.
+
+    >>> assigned('scale: str = "cpu"; train = False')
+    ['scale', 'train']
+    """
+    try:
+        nodes = list(ast.walk(ast.parse(cell)))
+    except SyntaxError:
+        return []
+    return [node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
+
+
+def check_injected(notebook: str, names: Mapping[str, Any]) -> None:
+    """Refuse a parameter given by papermill that neither a cell above it nor a whole params file knows.
+
+    IPython keeps the cells that ran in ``In``; variables that a notebook makes later are not looked at.
+    """
+    cells = names.get("In", [])
+    given = [number for number, cell in enumerate(cells) if cell.startswith(INJECTED)]
+    if not given:
+        return
+    above = [cell for number, cell in enumerate(cells[: given[-1]]) if number not in given]
+    known = dict.fromkeys(name for cell in above for name in assigned(cell))
+    for name in assigned(cells[given[-1]]):
+        if name not in known and name not in fields_given(names):
+            raise UserError(
+                f"{notebook} has no parameter {name!r}: choose one of {listing(known)}, or pass a whole study with "
+                "-f params/<study>/<scale>.yaml."
+            )
+
+
+def check_given(train: Any, **texts: Any) -> None:
+    """Refuse what papermill did not turn into the kind of value that is needed."""
+    if not isinstance(train, bool):
+        raise UserError(f"Parameter train = {train!r}: write True or False.")
+    for name, value in texts.items():
+        if not isinstance(value, str):
+            raise UserError(f"Parameter {name} = {value!r} is not a text: pass it with papermill's -r instead of -p.")
+
+
+def check_folder(results: str, train: bool) -> None:
+    """Refuse a folder of records that is not there; for training it is made."""
+    told = results or os.environ.get("KD3A_RESULTS")
+    if not told:
+        return
+    where, folder = "Parameter results" if results else "KD3A_RESULTS", Path(told).absolute()
+    if train:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(
+                f"{where}: the folder {folder} cannot be made ({error.strerror}); name another one."
+            ) from None
+    elif not folder.is_dir():
+        raise UserError(f"{where}: there is no folder {folder}; name one with records, or train with -p train True.")
+
+
+def positive(name: str, value: Any) -> float:
+    """A parameter that must be a number above 0.
+
+    >>> positive("teraflops", 30.0)
+    30.0
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise UserError(f"Parameter {name} = {value!r}: write a number above 0.")
+    return value
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
 
 
 class Page:
@@ -45,9 +128,13 @@ class Page:
     ):
         """``notebook`` is the page's path under book/; ``train`` trains what is missing before anything is shown.
 
-        ``names`` are the notebook's: where ``papermill -f`` put a params file there, that file is the study.
+        ``names`` are the notebook's: where ``papermill -f`` put a params file there, that file is the study. Parameters
+        that cannot be meant end here, before anything is trained.
         """
         self.notebook, self.scale = f"book/{notebook}.ipynb", scale
+        check_injected(self.notebook, names or {})
+        check_given(train, study=study, scale=scale, results=results)
+        check_folder(results, train)
         self.told = {"results": results, "train": train, "names": names}
         self.found = report.open_results(study, scale, results, names)
         self.study = self.found.study
@@ -179,7 +266,7 @@ class Page:
 
     def means(self, columns: Mapping[str, str]) -> pd.DataFrame:
         """Columns of the records by row in percent, means over targets and seeds; ``columns`` gives their titles."""
-        means = 100 * self.frame.groupby("row")[list(columns)].mean().reindex(self.rows)
+        means = 100 * report.whole_seeds(self.frame).groupby("row")[list(columns)].mean().reindex(self.rows)
         cells = means.map(lambda value: "–" if pd.isna(value) else f"{value:.1f}").rename(columns=columns)
         return cells.rename_axis(index=None)
 
@@ -317,34 +404,35 @@ class Page:
 
     def compare(self, claims: Sequence[Claim]) -> pd.DataFrame:
         """What the records say of each claim."""
-        return report.findings_table(report.judge(self.frame, claims, self.targets)).rename_axis(index=None)
+        return findings_table(judge(self.frame, claims, self.targets)).rename_axis(index=None)
 
-    def elsewhere(self, claims: Sequence[Claim], **data: str) -> pd.DataFrame | None:
-        """The same rows and claims on other data, where they are recorded; the study here is called by its dataset.
+    def elsewhere(self, **data: str) -> pd.DataFrame | None:
+        """The same rows and claims on other data; the study here is called by its dataset.
 
-        ``data`` maps the end of such a study's name to what the data are called: ``digit5="Digit-5"``.
+        ``data`` maps the end of such a study's name to what the data are called: ``digit5="Digit-5"``. Rows and claims
+        that make no sense there are missing.
         """
         if self.scale != "cpu":
             return None
-        notebook = self.notebook.removeprefix("book/").removesuffix(".ipynb")
-        pages = {data[end]: Page(notebook, f"{self.study.study}-{end}", self.scale, **self.told) for end in data}
-        pages = {title: page for title, page in pages.items() if len(page.frame)}
+        name, notebook = self.study.study, self.notebook.removeprefix("book/").removesuffix(".ipynb")
+        pages = {data[end]: Page(notebook, f"{name}-{end}", self.scale, **self.told) for end in data}
         for title, page in pages.items():
-            display(Markdown(f"**{title}**, targets {listing(page.targets)}:"), page.table())
-        everywhere = {self.study.dataset: self, **pages}
-        found = {title: report.judge(page.frame, claims, page.targets) for title, page in everywhere.items()}
-        return report.findings_by(found) if pages else None
+            display(Markdown(f"**{title}**, targets {listing(page.targets)}:"))
+            display(page.table() if len(page.frame) else page.gaps())
+        everywhere = {self.study.dataset: self, **{title: page for title, page in pages.items() if len(page.frame)}}
+        found = {t: judge(page.frame, of(name, page.rows), page.targets) for t, page in everywhere.items()}
+        return report.findings_by(found) if len(found) > 1 else None
 
     def differences(self, pairs: Sequence[tuple[str, str]]) -> pd.DataFrame:
         """What the first row of each pair has more than the second, with its interval; nothing is judged."""
         findings = self.compare([Claim(f"{high} against {low}", high, (low,)) for high, low in pairs])
         return findings[["measured", "95 % interval"]].rename(columns={"measured": "points of accuracy"})
 
-    def verdict(self, claims: Sequence[Claim]) -> DisplayObject:
-        """The findings, and in one word what they come to."""
-        findings = report.judge(self.frame, claims, self.targets)
-        display(report.findings_table(findings).rename_axis(index=None))
-        answer = report.verdict(findings)
+    def verdict(self, claims: Sequence[Claim], word: str = "reproduced") -> DisplayObject:
+        """The findings, and in a word what they come to; ``word`` is another one where the paper claims nothing."""
+        findings = judge(self.frame, claims, self.targets)
+        display(findings_table(findings).rename_axis(index=None))
+        answer = verdict(findings, word)
         words = [f"**{answer.capitalize()}**."]
         if answer == "open":
             words.append("The records do not suffice to judge every statement yet.")
@@ -353,12 +441,15 @@ class Page:
         return Markdown(" ".join([*words, self.manner(claims)]))
 
     def manner(self, claims: Sequence[Claim]) -> str:
-        """How leads are counted, in a sentence or two."""
+        """How leads are counted, in a few sentences."""
+        several = (
+            " Against several rows, or on every target, the smallest lead counts; its interval allows for the choice."
+        )
         return (
             f"Leads are in points of {measured(claims)} over the mean of all targets, seed by seed: mean ± sample "
             "standard deviation, the number of seeds in brackets, and the 95 % interval of Student's t; *not clear*: "
-            "the interval reaches to the other side of what is needed. Against several rows, the strongest counts."
-        )
+            "the interval reaches to the other side of what is needed."
+        ) + (several if any(len(claim.below) > 1 or claim.target for claim in claims) else "")
 
 
 def percents(cells: pd.DataFrame, *columns: str) -> pd.DataFrame:
@@ -367,10 +458,12 @@ def percents(cells: pd.DataFrame, *columns: str) -> pd.DataFrame:
     return cells.assign(**shown).rename_axis(index=None)
 
 
-def promise(claims: Sequence[Claim]) -> Markdown:
+def promise(claims: Sequence[Claim], word: str = "reproduced") -> Markdown:
     """The claims as they are judged below, and what their outcomes would be called."""
-    lines = [f"- *{c.text}*{tolerance(0 if c.printed else c.margin)}." for c in claims]
-    outcome = "All of them: **reproduced**. Some of them: **partly reproduced**. None: **not reproduced**."
+    lines = [f"- *{c.text}*{tolerance(0 if c.printed or c.alike else c.margin)}." for c in claims]
+    outcome = f"Holds: **{word}**. Fails: **not {word}**."
+    if len(claims) > 1:
+        outcome = f"All of them: **{word}**. Some of them: **partly {word}**. None: **not {word}**."
     return Markdown("\n".join(lines) + "\n\n" + outcome)
 
 
@@ -385,7 +478,12 @@ def tolerance(margin: float) -> str:
 
 
 #: What a claim may be about, in words.
-NAMES = {"accuracy": "accuracy", "bad_weight": "the bad domain's weight", "vote_accuracy": "the vote's accuracy"}
+NAMES = {
+    "accuracy": "accuracy",
+    "bad_weight": "the bad domain's weight at the end",
+    "mean_bad_weight": "its mean over the training",
+    "vote_accuracy": "the vote's accuracy",
+}
 
 
 def measured(claims: Sequence[Claim]) -> str:

@@ -8,11 +8,11 @@ import pandas as pd
 from IPython.display import Markdown, display
 
 from kd3a import models, plots, plots_privacy, report
+from kd3a.judging import Claim
 from kd3a.page import Page, facts_table
 from kd3a.plots import Picture
 from kd3a.probes import NAMES, RECOVERED, Seen, picture
 from kd3a.reconstructions import overview
-from kd3a.report import Claim
 
 
 class PrivacyPage(Page):
@@ -84,5 +84,5 @@ class PrivacyPage(Page):
         return (
             f"Leads are in points of the share of images recovered, that is, of {RECOVERED:g} dB or more, image by "
             "image: mean ± sample standard deviation, the number of images in brackets, and the 95 % interval of "
-            "Student's t. Rows of which an observation is missing are not judged."
+            "Agresti and Min for paired shares. Rows of which an observation is missing are not judged."
         )

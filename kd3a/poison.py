@@ -2,8 +2,9 @@
 
 ``per-batch`` is the released code's way: the first round(m · B) labels of every shuffled batch are shifted by one, so a
 sample is wrong in one epoch and right in the next. The other kinds choose round(m · N) samples once: ``fixed`` shifts
-their labels, ``random`` draws labels for them, ``noise`` scatters their inputs. With m = 1 the last two make a domain
-that has nothing to do with the task.
+their labels, ``random`` draws labels for them, ``noise`` scatters their inputs, ``letters`` puts rendered letters in
+their place, each labelled by its letter (:mod:`kd3a.data.letters`). With m = 1, ``random`` and ``noise`` leave nothing
+to learn; ``letters`` makes an irrelevant source, which can be learned well but is another task.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from kd3a.data.letters import LETTERS, letters
 from kd3a.domains import Batch, Part, SparsePart, Task
 from kd3a.errors import UserError, choose, listing
 
-KINDS = ("per-batch", "fixed", "random", "noise")
+KINDS = ("per-batch", "fixed", "random", "noise", "letters")
 
 
 @dataclass(frozen=True)
@@ -76,11 +78,21 @@ def corrupted(part: Part, classes: int, poison: Poison, seed: int) -> Part:
             raise UserError(f"Poison noise scatters inputs in memory; {poison.domain} reads its own from files.")
         scattered = {n: scatter(t, chosen, generator) for n, t in part.tensors().items() if n != "y"}
         return replace(part, **scattered)
+    if poison.kind == "letters":
+        return lettered(part, chosen, classes, poison.domain, seed)
     if poison.kind == "fixed":
         wrong = (part.y[chosen] + 1) % classes
     else:
         wrong = torch.randint(classes, (len(chosen),), generator=generator).to(part.y.device)
     return replace(part, y=part.y.index_copy(0, chosen, wrong))
+
+
+def lettered(part: Part, rows: Tensor, classes: int, name: str, seed: int) -> Part:
+    """The part with images of letters at these rows, each labelled by its letter."""
+    if type(part) is not Part or (part.x.dtype, part.shape) != (torch.uint8, (3, 32, 32)) or classes != len(LETTERS):
+        raise UserError(f"Poison letters replaces 32×32 colour images of ten classes in memory; {name} has other data.")
+    x, y = (torch.from_numpy(array).to(part.y.device) for array in letters(len(rows), seed))
+    return replace(part, x=part.x.index_copy(0, rows, x), y=part.y.index_copy(0, rows, y))
 
 
 def scatter(tensor: Tensor, rows: Tensor, generator: torch.Generator) -> Tensor:

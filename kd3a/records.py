@@ -136,6 +136,12 @@ def same_place(one: Record, other: Record) -> bool:
     )
 
 
+def made_here(known: list[Record]) -> list[Record]:
+    """The records of runs that computed on a processor like this machine's."""
+    cpu = _cpu()
+    return [record for record in known if record["provenance"].get("cpu") == cpu]
+
+
 def provenance(device: torch.device, threads: int) -> dict[str, Any]:
     """Commit, versions, hardware, time and command of the run that is starting."""
     return {

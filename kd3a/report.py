@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
+import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from scipy.special import stdtrit
 
 from kd3a.attacks import Attack
 from kd3a.data import find
+from kd3a.judging import Claim, Finding, judge
 from kd3a.methods import METHODS
 from kd3a.poison import Poison
 from kd3a.reconstructions import Reconstructions, results_of
@@ -85,9 +85,9 @@ def polls(runs: Sequence[tuple[str, Record]]) -> pd.DataFrame:
 
 
 def outcomes(results: Results) -> pd.DataFrame:
-    """The study's frame with what else a record tells: its peak memory in megabytes, and of the last epoch the share of
-    samples that the vote accepted, how many of those it named correctly, and the weight of the bad domain; empty where
-    a run has no such thing.
+    """The study's frame with what else a record tells: its peak memory in megabytes, of the last epoch the share of
+    samples that the vote accepted and how many of those it named correctly, and the weight of the bad domain, in the
+    last epoch and as a mean over all; empty where a run has no such thing.
 
     Of a study of attacks, a line per image of the rows that are whole."""
     if isinstance(results, Reconstructions):
@@ -98,8 +98,10 @@ def outcomes(results: Results) -> pd.DataFrame:
         vote = last.get("vote") or {}
         extra = {"accepted": vote.get("accepted"), "vote_accuracy": vote.get("accuracy")}
         extra |= {"bad_weight": last["weights"].get(bad), "memory": record["peak_mb"]}
+        if bad in last["weights"]:
+            extra["mean_bad_weight"] = statistics.mean(epoch["weights"][bad] for epoch in record["epochs"])
         lines.append({"key": record["key"], **extra})
-    more = pd.DataFrame(lines, columns=["key", "accepted", "vote_accuracy", "bad_weight", "memory"])
+    more = pd.DataFrame(lines, columns=["key", "accepted", "vote_accuracy", "bad_weight", "mean_bad_weight", "memory"])
     numbers = {name: float for name in more.columns[1:]}
     return results.frame().merge(more.astype(numbers), on="key", how="left", validate="many_to_one")
 
@@ -215,148 +217,29 @@ def ranking(results: Results) -> pd.DataFrame:
     return means.drop(columns="target").sort_values("mean", ascending=False, ignore_index=True)
 
 
+def whole_seeds(frame: pd.DataFrame) -> pd.DataFrame:
+    """The lines of those seeds of each row that have as many targets as any, so that all rows average the same ones."""
+    targets = frame.groupby(["row", "seed"])["target"].transform("nunique")
+    return frame[targets == targets.max()]
+
+
 def exchange(frame: pd.DataFrame, rows: Sequence[str], memory: bool = False) -> pd.DataFrame:
     """What crossed in a run, its accuracy and its time, as means over targets and seeds, in text cells.
 
-    With ``memory`` its peak too, which is a run's own only where every run had a process of its own.
+    Only seeds with all targets count where there are any. With ``memory`` its peak too, which is a run's own only where
+    every run had a process of its own.
     """
     forms = {
         "megabytes": ("MB exchanged", 1, "{:,.1f}"),
         "accuracy": ("accuracy (%)", 100, "{:.1f}"),
         "seconds": ("seconds", 1, "{:,.0f}"),
     } | ({"memory": ("peak memory (MB)", 1, "{:,.0f}")} if memory else {})
-    means = frame.groupby("row")[list(forms)].mean().reindex(rows).astype(float)
+    means = whole_seeds(frame).groupby("row")[list(forms)].mean().reindex(rows).astype(float)
     cells = pd.DataFrame(index=rows)
     for name in means:
         title, factor, form = forms[name]
         cells[title] = ["–" if pd.isna(value) else form.format(factor * value) for value in means[name]]
     return cells
-
-
-@dataclass(frozen=True)
-class Claim:
-    """Row ``above`` beats every row of ``below`` by at least ``margin``, in the mean of ``value`` over all targets.
-
-    A negative margin allows for a loss. With ``printed``, the row is held against that number instead. ``value`` is a
-    column of :func:`outcomes`: accuracy unless told otherwise.
-    """
-
-    text: str
-    above: str
-    below: tuple[str, ...] = ()
-    margin: float = 0.0
-    value: str = "accuracy"
-    printed: float | None = None
-
-    @property
-    def needed(self) -> str:
-        """The smallest lead that counts, in points."""
-        return f"≥ {100 * self.margin:.1f}".replace("-", "−") if self.margin or self.printed else "> 0"
-
-    def holds(self, lead: float) -> bool:
-        return bool(lead >= self.margin if self.margin or self.printed else lead > 0)
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What the records say of a claim: the smallest lead over seeds they share; ``holds`` is None if there are none."""
-
-    claim: Claim
-    lead: float
-    std: float
-    seeds: int
-    ahead: int  # seeds in which the claim holds
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """95 % confidence interval of the lead, by Student's t over seeds."""
-        half = float(stdtrit(self.seeds - 1, 0.975)) * self.std / self.seeds**0.5 if self.seeds > 1 else float("nan")
-        return self.lead - half, self.lead + half
-
-    @property
-    def holds(self) -> bool | None:
-        if not self.seeds:
-            return None
-        return self.claim.holds(self.lead)
-
-    @property
-    def clear(self) -> bool:
-        """Whether all of the interval is on the same side of what is needed; never with one seed."""
-        low, high = self.interval
-        return bool(low > self.claim.margin or high < self.claim.margin)
-
-    @property
-    def outcome(self) -> str:
-        """``holds`` or ``fails``, ``open`` without records; *not clear* where more seeds could turn it."""
-        word = {True: "holds", False: "fails", None: "open"}[self.holds]
-        return word if self.clear or self.holds is None else f"{word}, not clear"
-
-
-def judge(frame: pd.DataFrame, claims: Sequence[Claim], targets: Sequence[str]) -> list[Finding]:
-    """Hold every claim against the records; only seeds that have all targets of all its rows count.
-
-    The lead of a claim is that over its strongest rival, seed by seed.
-    """
-
-    def means_of(value: str) -> pd.DataFrame:
-        if not len(frame):
-            return pd.DataFrame()
-        wide = frame.pivot_table(index=["row", "seed"], columns="target", values=value)
-        return wide.reindex(columns=list(targets)).dropna().mean(axis=1).unstack("row")
-
-    findings, known = [], {claim.value: means_of(claim.value) for claim in claims}
-    for claim in claims:
-        means = known[claim.value]
-        rows = [claim.above, *claim.below]
-        if not (claim.below or claim.printed) or not set(rows) <= set(means.columns):
-            findings.append(Finding(claim, float("nan"), float("nan"), 0, 0))
-            continue
-        shared = means[rows].dropna()
-        leads = shared[claim.above] - (claim.printed or 0.0)
-        if claim.below:
-            rival = shared[list(claim.below)].mean().idxmax() if len(shared) else claim.below[0]
-            leads = shared[claim.above] - shared[rival]
-        ahead = sum(map(claim.holds, leads))
-        findings.append(Finding(claim, leads.mean(), leads.std(ddof=1), len(leads), ahead))
-    return findings
-
-
-def verdict(findings: Sequence[Finding]) -> str:
-    """``reproduced`` when every claim holds, ``not reproduced`` when none does, ``partly reproduced`` between; ``open``
-    while a claim cannot be judged."""
-    held = [finding.holds for finding in findings]
-    if None in held:
-        return "open"
-    return "reproduced" if all(held) else "partly reproduced" if any(held) else "not reproduced"
-
-
-def findings_table(findings: Sequence[Finding]) -> pd.DataFrame:
-    """The claims, the leads in points of accuracy, and whether they hold."""
-    lines = []
-    for f in findings:
-        spread = f" ± {100 * f.std:.1f}" if f.seeds > 1 else ""
-        lead = f"{100 * f.lead:+.1f}{spread} ({f.seeds})".replace("-", "−") if f.seeds else "–"
-        low, high = (f"{100 * end:+.1f}".replace("-", "−") for end in f.interval)
-        lines.append(
-            {
-                "claim": f.claim.text,
-                "needed": f.claim.needed,
-                "measured": lead,
-                "95 % interval": f"{low} to {high}" if f.seeds > 1 else "–",
-                "outcome": f.outcome,
-            }
-        )
-    return pd.DataFrame(lines).set_index("claim")
-
-
-def findings_by(found: Mapping[str, Sequence[Finding]]) -> pd.DataFrame:
-    """The same claims on several data: a row for each claim, a column for each data, the lead and its outcome."""
-    texts = {
-        (f.claim.text, title): f"{100 * f.lead:+.1f}, {f.outcome}".replace("-", "−") if f.seeds else "–"
-        for title, findings in found.items()
-        for f in findings
-    }
-    return tabulated(texts)
 
 
 # --- tables and figures of the studies ----------------------------------------------------------------------------
@@ -403,6 +286,16 @@ def pareto(cost: Sequence[float], gain: Sequence[float]) -> list[int]:
         if not front or gain[i] > gain[front[-1]]:
             front.append(i)
     return front
+
+
+def findings_by(found: Mapping[str, Sequence[Finding]]) -> pd.DataFrame:
+    """The same claims on several data: a row for each claim, a column for each data, the lead and its outcome."""
+    texts = {
+        (f.claim.text, title): f"{100 * f.lead:+.1f}, {f.outcome}".replace("-", "−") if f.seeds else "–"
+        for title, findings in found.items()
+        for f in findings
+    }
+    return tabulated(texts)
 
 
 def effects(frame: pd.DataFrame, rows: Sequence[str], targets: Sequence[str]) -> pd.DataFrame:

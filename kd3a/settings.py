@@ -98,7 +98,7 @@ class Training(Settings):
     sources: int = Field(0, ge=0)
     """K, how many of the sources take part: drawn by the seed, the same and more for a larger K; 0 is all of them."""
     poison: str = ""
-    """A bad source as domain:rate:kind, such as street:0.3:per-batch (or fixed, random, noise); see kd3a.poison."""
+    """A bad source, domain:rate:kind, such as street:0.3:fixed (per-batch, random, noise, letters); see kd3a.poison."""
     attack: str = ""
     """A source's attack on its uploads as source:kind:strength, such as street:scaled:10; see kd3a.attacks."""
 

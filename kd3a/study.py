@@ -140,6 +140,13 @@ def shipped(study: str, scale: str) -> Study | PrivacyStudy:
     return load_study(records.ROOT / "params" / study / f"{scale}.yaml")
 
 
+def fields_given(names: Mapping[str, Any]) -> list[str]:
+    """The fields of a params file among the names that a notebook knows; none if they do not make a whole study."""
+    if not {"study", "dataset", "scale"} <= set(names) or not {"methods", "attacks"} & set(names):
+        return []
+    return [name for name in {**Study.model_fields, **PrivacyStudy.model_fields} if name in names]
+
+
 def study_given(names: Mapping[str, Any], study: str) -> Study | PrivacyStudy | None:
     """The study of a notebook whose parameters are a whole params file, as ``papermill -f`` passes it.
 
@@ -147,12 +154,12 @@ def study_given(names: Mapping[str, Any], study: str) -> Study | PrivacyStudy | 
         names: all that the notebook knows.
         study: which study the page shows; a page may show several, named alike in their first word.
     """
-    if not {"study", "dataset", "scale"} <= set(names) or not {"methods", "attacks"} & set(names):
+    fields = fields_given(names)
+    if not fields:
         return None
-    if names["study"].split("-")[0] != study.split("-")[0]:
+    if str(names["study"]).split("-")[0] != study.split("-")[0]:
         raise UserError(f"The parameters are those of study {names['study']}, and this page shows {study}.")
-    fields = {**Study.model_fields, **PrivacyStudy.model_fields}
-    values = {name: names[name] for name in fields if name in names}
+    values = {name: names[name] for name in fields}
     return study_from(values, "the notebook's parameters") if names["study"] == study else None
 
 
@@ -198,13 +205,17 @@ class Results:
         ]
 
     def estimate(self, workers: int = 1) -> str:
-        """How long the missing runs will take, in a sentence, going by the runs that are recorded in the folder."""
+        """How long the missing runs will take, in a sentence, going by the runs that are recorded in the folder.
+
+        Of those that tell of a run, the ones of this machine's processor count alone, where there are any.
+        """
         missing = [run for _, run in self.missing()]
         part = f" of shard {self.shard}" if self.shard.of > 1 else ""
         if not missing:
             return f"Every run{part} is recorded."
         known = [record for path in sorted(self.path.parent.glob("*.jsonl")) for record in records.read(path)]
-        times = [self.expected(run, known) for run in missing]
+        here = records.made_here(known)
+        times = [self.expected(run, here) or self.expected(run, known) for run in missing]
         told = [t for t in times if t is not None]
         runs = f"{len(missing)} of {self.shards.count(self.shard.number)} runs{part} to train"
         if not told:
@@ -227,11 +238,11 @@ class Results:
         others from being trained. Returns how many runs ended how: ``trained``, ``busy`` (left to others),
         ``diverged``, ``lost``.
         """
-        workers = (executor and executor.workers) or 1
+        spread = executor and self.spreads
+        workers = (spread and executor.workers) or 1
         said, tally, began = self.estimate(workers), Counter(), time.monotonic()
         todo = len({run.key("") for _, run in self.missing()})
         say(said)
-        spread = executor and self.spreads
         outcomes = self._by(executor, hardware, folder) if spread else self._here(hardware, folder, quiet)
         for number, outcome in outcomes:
             title, run = self.grid[number]

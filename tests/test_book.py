@@ -14,7 +14,7 @@ import pytest
 import seaborn
 import torch
 
-from kd3a import page, plots, plots_studies, records, report
+from kd3a import judging, page, plots, plots_studies, records, report
 from kd3a.consensus import knowledge_vote, supporters
 from kd3a.records import ROOT
 
@@ -236,14 +236,20 @@ def frame(**rows: list[list[float]]) -> pd.DataFrame:
 
 def test_a_lead_is_taken_seed_by_seed():
     data = frame(a=[[0.5, 0.7], [0.6, 0.8]], b=[[0.5, 0.5], [0.5, 0.5]])
-    (finding,) = report.judge(data, [report.Claim("", "a", ("b",), 0.11)], ["t0", "t1"])
-    assert finding.lead == pytest.approx(0.15) and finding.seeds == 2 and finding.ahead == 1
+    (finding,) = judging.judge(data, [judging.Claim("", "a", ("b",), 0.11)], ["t0", "t1"])
+    assert finding.lead == pytest.approx(0.15) and finding.seeds == 2
     assert finding.std == pytest.approx(np.std([0.1, 0.2], ddof=1)) and finding.holds
+
+
+def test_a_claim_may_be_about_one_target():
+    data = frame(a=[[0.5, 0.7], [0.6, 0.8]], b=[[0.5, 0.5], [0.5, 0.5]])
+    findings = judging.judge(data, [judging.Claim("", "a", ("b",), target=t) for t in ("t0", "t1", "")], ["t0", "t1"])
+    assert [f.lead for f in findings] == pytest.approx([0.05, 0.25, 0.15])
 
 
 def test_a_claim_is_held_against_its_strongest_rival():
     data = frame(a=[[0.6]], b=[[0.5]], c=[[0.7]])
-    (finding,) = report.judge(data, [report.Claim("", "a", ("b", "c"))], ["t0"])
+    (finding,) = judging.judge(data, [judging.Claim("", "a", ("b", "c"))], ["t0"])
     assert finding.lead == pytest.approx(-0.1) and finding.holds is False
 
 
@@ -251,29 +257,71 @@ def test_a_claim_is_held_against_its_strongest_rival():
     "data", [frame(), frame(a=[[0.5]]), frame(a=[[0.5, 0.5]], b=[[0.4]])], ids=["none", "one row", "one target"]
 )
 def test_a_claim_without_whole_seeds_stays_open(data):
-    findings = report.judge(data, [report.Claim("x", "a", ("b",)), report.Claim("y", "a", ())], ["t0", "t1"])
-    assert [f.holds for f in findings] == [None, None] and report.verdict(findings) == "open"
-    assert report.findings_table(findings)["outcome"].tolist() == ["open", "open"]
+    findings = judging.judge(data, [judging.Claim("x", "a", ("b",)), judging.Claim("y", "a", ())], ["t0", "t1"])
+    assert [f.holds for f in findings] == [None, None] and judging.verdict(findings) == "open"
+    assert judging.findings_table(findings)["outcome"].tolist() == ["open", "open"]
 
 
 def test_verdicts():
-    data = frame(a=[[0.6]], b=[[0.5]])
-    yes, no = report.Claim("yes", "a", ("b",)), report.Claim("no", "b", ("a",))
+    clear, unclear = frame(a=[[0.6], [0.61]], b=[[0.5], [0.5]]), frame(a=[[0.6]], b=[[0.5]])
+    yes, no = judging.Claim("yes", "a", ("b",)), judging.Claim("no", "b", ("a",))
     words = {"reproduced": [yes, yes], "partly reproduced": [yes, no], "not reproduced": [no, no]}
     for word, claims in words.items():
-        assert report.verdict(report.judge(data, claims, ["t0"])) == word
+        assert judging.verdict(judging.judge(clear, claims, ["t0"])) == word
+        assert judging.verdict(judging.judge(unclear, claims, ["t0"])) == f"{word}, not clear", "one seed"
+    assert judging.verdict(judging.judge(clear, [yes], ["t0"]), "confirmed") == "confirmed"
+    assert judging.verdict([]) == "open"
+
+
+def test_rows_may_be_claimed_to_be_alike():
+    data = frame(a=[[0.50], [0.51]], b=[[0.50], [0.50]], c=[[0.60], [0.56]])
+    same, other = (judging.Claim("", "a", (row,), 0.02, alike=True) for row in ("b", "c"))
+    findings = judging.judge(data, [same, other], ["t0"])
+    assert [f.outcome for f in findings] == ["holds, not clear", "fails, not clear"]
+    assert [f.claim.needed for f in findings] == 2 * ["within ± 2.0"]
+    data = frame(a=[[0.500], [0.501]], b=[[0.500], [0.500]], c=[[0.60], [0.60]])
+    assert [f.outcome for f in judging.judge(data, [same, other], ["t0"])] == ["holds", "fails"]
+
+
+def test_on_every_target_the_worst_counts():
+    data = frame(a=[[0.5, 0.7], [0.6, 0.8]], b=[[0.6, 0.5], [0.6, 0.5]])
+    (finding,) = judging.judge(data, [judging.Claim("", "a", ("b",), target=judging.EVERY)], ["t0", "t1"])
+    assert finding.lead == pytest.approx(-0.05) and finding.holds is False
+
+
+def test_an_interval_over_several_rivals_allows_for_the_choice():
+    """Lower end: the lowest of all. Upper end: the lowest, when the error is shared among them."""
+    data = frame(a=[[0.6], [0.6], [0.6]], b=[[0.5], [0.52], [0.54]], c=[[0.3], [0.5], [0.7]])
+    alone = [judging.judge(data, [judging.Claim("", "a", (row,))], ["t0"])[0].interval for row in "bc"]
+    (finding,) = judging.judge(data, [judging.Claim("", "a", ("b", "c"))], ["t0"])
+    assert finding.lead == pytest.approx(0.08) and finding.interval[0] == pytest.approx(alone[1][0])
+    leads = pd.Series([0.1, 0.08, 0.06])
+    assert finding.interval[1] == pytest.approx(judging.interval(leads, error=0.025)[1])
+    assert finding.interval[1] > alone[0][1]
+
+
+def test_images_that_are_all_alike_still_have_an_interval():
+    low, high = judging.interval(pd.Series([0.0] * 20), "recovered")
+    assert low == -high and high == pytest.approx(1.96 / 22, abs=1e-4)
+    low, high = judging.interval(pd.Series([1.0] * 15 + [0.0] * 5), "recovered")
+    assert 0.4 < low < 0.75 < high < 1
+
+
+def test_means_are_over_seeds_that_are_whole():
+    data = frame(a=[[0.5, 0.7], [0.9]], b=[[0.4, 0.6], [0.4, 0.6]])
+    assert report.exchange(data, ["a", "b"])["accuracy (%)"].tolist() == ["60.0", "50.0"]
 
 
 @pytest.mark.parametrize(("margin", "holds"), [(-0.05, True), (-0.03, False)])
 def test_a_claim_may_be_held_against_a_printed_number(margin, holds):
-    claim = report.Claim("", "a", printed=0.54, margin=margin)
-    (finding,) = report.judge(frame(a=[[0.5, 0.5], [0.5, 0.5]]), [claim], ["t0", "t1"])
+    claim = judging.Claim("", "a", printed=0.54, margin=margin)
+    (finding,) = judging.judge(frame(a=[[0.5, 0.5], [0.5, 0.5]]), [claim], ["t0", "t1"])
     assert finding.lead == pytest.approx(-0.04) and finding.holds is holds and finding.claim.needed.startswith("≥ −")
 
 
 def test_the_interval_is_students():
-    (finding,) = report.judge(
-        frame(a=[[0.5], [0.6], [0.7]], b=[[0.5], [0.5], [0.5]]), [report.Claim("", "a", ("b",))], ["t0"]
+    (finding,) = judging.judge(
+        frame(a=[[0.5], [0.6], [0.7]], b=[[0.5], [0.5], [0.5]]), [judging.Claim("", "a", ("b",))], ["t0"]
     )
     assert finding.interval == pytest.approx((0.1 - 4.3027 * 0.1 / 3**0.5, 0.1 + 4.3027 * 0.1 / 3**0.5), abs=1e-4)
 
@@ -291,12 +339,12 @@ def test_the_interval_is_students():
 )
 def test_an_outcome_says_whether_it_is_clear(leads, outcome):
     data = frame(a=[[0.5 + lead] for lead in leads], b=[[0.5]] * len(leads)) if leads else frame()
-    (finding,) = report.judge(data, [report.Claim("", "a", ("b",))], ["t0"])
+    (finding,) = judging.judge(data, [judging.Claim("", "a", ("b",))], ["t0"])
     assert finding.outcome == outcome
 
 
 def test_a_tie_does_not_beat():
-    (finding,) = report.judge(frame(a=[[0.5]], b=[[0.5]]), [report.Claim("", "a", ("b",))], ["t0"])
+    (finding,) = judging.judge(frame(a=[[0.5]], b=[[0.5]]), [judging.Claim("", "a", ("b",))], ["t0"])
     assert finding.holds is False
 
 

@@ -15,7 +15,7 @@ from test_tutorial_rounds import SMALL as SHAPE
 from test_tutorial_rounds import batch as images
 from test_tutorial_rounds import net  # noqa: F401 (a fixture)
 
-from kd3a import claims, cli, leakage, models, plots, plots_privacy, probes, report, worker
+from kd3a import claims, cli, judging, leakage, models, plots, plots_privacy, probes, report, worker
 from kd3a.errors import UserError
 from kd3a.page_privacy import PrivacyPage
 from kd3a.probes import PrivacyStudy, Probe, Seen, Setting
@@ -292,7 +292,7 @@ def test_what_leaks_and_what_does_not_is_judged_against_the_control(tmp_path):
 
     def outcome(psnr, **others) -> list[bool | None]:
         results = results_with(cpu, tmp_path, recorded(cpu, psnr, **others))
-        return [f.holds for f in report.judge(report.outcomes(results), asked, cpu.domains())]
+        return [f.holds for f in judging.judge(report.outcomes(results), asked, cpu.domains())]
 
     assert outcome(good) == 12 * [True]
     assert outcome(good | {("dlg", "20 × 50"): 30.0}).count(False) == 2
@@ -310,7 +310,7 @@ def test_a_row_is_judged_when_it_is_whole(tmp_path):
     left = set(report.outcomes(results)["row"])
     assert set(results.frame()["row"]) - left == {title, *rivals(title)}
     asked = claims.of("privacy", [cell.title for cell in cpu.methods])
-    assert [f.holds for f in report.judge(report.outcomes(results), asked, cpu.domains())].count(None) == 1
+    assert [f.holds for f in judging.judge(report.outcomes(results), asked, cpu.domains())].count(None) == 1
 
 
 @pytest.mark.parametrize("there", [True, False], ids=["recorded", "unrecorded"])
@@ -319,7 +319,7 @@ def test_the_page_shows_what_is_recorded(there, tmp_path, monkeypatch, no_task, 
     cpu = shipped("privacy", "cpu")
     results_with(cpu, tmp_path, recorded(cpu, {("dlg", "1 × 1"): 30.0}) if there else [])
     shown = shown_by("privacy", results=str(tmp_path))
-    assert shown[-1].data.startswith("**Partly reproduced**" if there else "**Open**")
+    assert shown[-1].data.startswith("**Partly reproduced, not clear**" if there else "**Open**")
     assert (shown[0] is None) is there
     assert sum(isinstance(item, plots.Picture) and item.path.exists() for item in shown) == 2
     tables = [item for item in shown if isinstance(item, pd.DataFrame) and there]

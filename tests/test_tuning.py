@@ -47,7 +47,13 @@ def test_a_method_that_maximises_the_criterion_keeps_its_published_values():
 
 
 @pytest.mark.parametrize(
-    ("search", "benchmark"), [("tuning", "digits"), ("tuning-office", "office-caltech10-features")]
+    ("search", "benchmark"),
+    [
+        ("tuning", "digits"),
+        ("tuning-digit5", "digit5"),
+        ("tuning-amazon", "amazon"),
+        ("tuning-office", "office-caltech10-features"),
+    ],
 )
 def test_every_method_has_a_row_with_what_its_search_chose(search, benchmark):
     found = report.open_results(search, "cpu")

@@ -131,9 +131,9 @@ def rendered(domain: str, draw: Callable[[np.random.Generator, int], np.ndarray]
     return arrays
 
 
-def synth_image(rng: np.random.Generator, label: int) -> np.ndarray:
-    """A digit in two plain colours, clearly apart in brightness."""
-    mask = digit_mask(rng, label, SYNTH_FONTS, height=(17, 26), turn=20, tilt=0, shift=2.5)
+def synth_image(rng: np.random.Generator, label: int, alphabet: tuple[str, ...] = CLASSES) -> np.ndarray:
+    """A digit in two plain colours, clearly apart in brightness; or a character of another ``alphabet``."""
+    mask = digit_mask(rng, label, SYNTH_FONTS, alphabet, height=(17, 26), turn=20, tilt=0, shift=2.5)
     ink, paper = rng.uniform(0, 255, (2, 3))
     while abs(((ink - paper) * LUMA).sum()) < 60:
         ink, paper = rng.uniform(0, 255, (2, 3))
@@ -171,9 +171,11 @@ def light(rng: np.random.Generator) -> np.ndarray:
     return ((1 + slope[0] * x + slope[1] * y) * (1 - depth * beyond))[..., None]
 
 
-def digit_mask(rng: np.random.Generator, label: int, fonts: tuple[str, ...], **limits) -> np.ndarray:
+def digit_mask(
+    rng: np.random.Generator, label: int, fonts: tuple[str, ...], alphabet: tuple[str, ...] = CLASSES, **limits
+) -> np.ndarray:
     """(32, 32, 1) coverage in [0, 1] of a digit near the middle and of its neighbours; ``limits`` as for ``view``."""
-    text = line(rng, str(rng.choice(fonts)), label)
+    text = line(rng, str(rng.choice(fonts)), label, alphabet)
     fine = 2 * SIZE  # drawn twice as fine and averaged, against jagged edges
     matrix = view(rng, text.width / 2, text.height / 2, fine, **limits)
     warped = text.transform((fine, fine), Image.Transform.PERSPECTIVE, matrix, Image.Resampling.BILINEAR)
@@ -200,13 +202,13 @@ def view(
     return [float(value / one) for value in (*across, *down, g, h)]
 
 
-def line(rng: np.random.Generator, font: str, label: int) -> Image.Image:
+def line(rng: np.random.Generator, font: str, label: int, alphabet: tuple[str, ...]) -> Image.Image:
     """The digit in the middle of a line of text, and two times out of three others at its left and at its right."""
     text = Image.new("L", (160, 80))
-    middle, gap = glyph(font, label), int(rng.integers(3, 9))
+    middle, gap = glyph(font, alphabet[label]), int(rng.integers(3, 9))
     text.paste(middle, ((160 - middle.width) // 2, (80 - middle.height) // 2))
     for side in (-1, 1):
-        other = glyph(font, int(rng.integers(10)))
+        other = glyph(font, alphabet[int(rng.integers(len(alphabet)))])
         if rng.random() < 2 / 3:
             centre = 80 + side * ((middle.width + other.width) // 2 + gap)
             text.paste(other, (centre - other.width // 2, (80 - other.height) // 2))
@@ -214,12 +216,12 @@ def line(rng: np.random.Generator, font: str, label: int) -> Image.Image:
 
 
 @cache
-def glyph(font: str, digit: int) -> Image.Image:
-    """The coverage of one digit, about ``GLYPH`` pixels high, cut to its box."""
+def glyph(font: str, character: str) -> Image.Image:
+    """The coverage of one character, about ``GLYPH`` pixels high, cut to its box."""
     from matplotlib import get_data_path
 
     file = Path(get_data_path(), "fonts", "ttf", f"{font}.ttf")
-    ink = ImageFont.truetype(file, int(1.4 * GLYPH), layout_engine=ImageFont.Layout.BASIC).getmask(str(digit), "L")
+    ink = ImageFont.truetype(file, int(1.4 * GLYPH), layout_engine=ImageFont.Layout.BASIC).getmask(character, "L")
     image = Image.frombytes("L", ink.size, bytes(ink))
     return image.crop(image.getbbox())
 
