@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import pandas as pd
 from scipy.special import ndtri, stdtrit
 
-EVERY = "every"  # as a claim's target: each of them by itself
+#: As a claim's target: each of them by itself.
+EVERY = "every"
 NAN = float("nan")
 
 

@@ -164,7 +164,7 @@ class Page:
             "ones; it can be stopped and goes on later."
         )
         display(Markdown(f"```{{warning}}\n{text}\n```"))
-        return missing.rename_axis(index=None, columns=None)
+        return alike(missing.rename_axis(index=None, columns=None))
 
     def task(self) -> Task | None:
         """The task of the first target, where its data are at hand."""
@@ -450,6 +450,21 @@ class Page:
             "standard deviation, the number of seeds in brackets, and the 95 % interval of Student's t; *not clear*: "
             "the interval reaches to the other side of what is needed."
         ) + (several if any(len(claim.below) > 1 or claim.target for claim in claims) else "")
+
+
+def alike(counts: pd.DataFrame) -> pd.DataFrame:
+    """The table with rows of the same numbers in one line.
+
+    >>> list(alike(pd.DataFrame({"x": [1, 1, 1, 1, 2]}, list("abcde"))).index)
+    ['4 rows, a to d', 'e']
+    """
+    lines: dict[tuple, list[str]] = {}
+    for row in counts.itertuples():
+        lines.setdefault(row[1:], []).append(row[0])
+    names = [
+        ", ".join(rows) if len(rows) < 4 else f"{len(rows)} rows, {rows[0]} to {rows[-1]}" for rows in lines.values()
+    ]
+    return pd.DataFrame(list(lines), names, counts.columns)
 
 
 def percents(cells: pd.DataFrame, *columns: str) -> pd.DataFrame:

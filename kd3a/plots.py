@@ -192,8 +192,8 @@ def round_diagram() -> Figure:
         arrow(ax, (x + 6.5, 35.3), (x + 6.5, 27.8), BLUE)
         arrow(ax, (x + 9.5, 27.8), (x + 9.5, 35.3), GREEN)
     ax.text(36.75, 40.2, "…", ha="center", va="center", fontsize=14)
-    ax.text(18.25, 31.5, "models\ngo up", color="#015a8c", ha="center", va="center", fontsize=9.5)
-    ax.text(36.75, 31.5, "the average\ncomes down", color="#006e50", ha="center", va="center", fontsize=9.5)
+    ax.text(18.25, 31.5, "models go to\nthe target", color="#015a8c", ha="center", va="center", fontsize=9.5)
+    ax.text(36.75, 31.5, "the average\ncomes back", color="#006e50", ha="center", va="center", fontsize=9.5)
     box(ax, 1, 1, 53, 26.5, "", edge=ORANGE, fill="#fdf4e9")
     ax.text(27.5, 25.2, "Target: unlabelled data stay here", ha="center", va="center", fontweight="bold")
     steps = (

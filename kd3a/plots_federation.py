@@ -26,7 +26,7 @@ def architecture() -> Figure:
         arrow(ax, (x + 11.8, 37), (x + 14.2, 37), INK, "<->")
         arrow(ax, (x + 4.9, 28.3), (x + 4.9, 18.9), BLUE)
         arrow(ax, (x + 7.9, 18.9), (x + 7.9, 28.3), GREEN)
-        ax.text(x + 9.5, 23.5, "TLS: uploads go up,\norders and the\nmodel come down", va="center", fontsize=9.5)
+        ax.text(x + 9.5, 23.5, "TLS: uploads one way,\norders and the\nmodel the other", va="center", fontsize=9.5)
     box(ax, 0.5, 0.5, 54, 18, "", edge=ORANGE, fill="#fdf4e9")
     ax.text(27.5, 16.4, "Target: its machine", ha="center", va="center", fontweight="bold")
     box(ax, 2, 1.8, 18, 12.8, "SuperLink", "public keys of\nthe nodes,\nmessages", ORANGE)

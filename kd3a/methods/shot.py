@@ -37,7 +37,7 @@ class SHOT(SourceFree):
     """
 
     name = "shot"
-    summary = "one upload per source; each model is adapted by information maximisation, then averaged"
+    summary = "one upload per source; each model is adapted by information maximisation, their predictions averaged"
 
     def adaptation(self) -> tuple[list[Party], Ensemble]:
         hub = self.task.target.name
