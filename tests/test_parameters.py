@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -227,7 +226,6 @@ def test_runs_that_are_measured_are_trained_one_at_a_time(tmp_path, monkeypatch)
     assert apart == {"sensitivity"}  # the help of `make study` names it
 
 
-@pytest.mark.skipif(not shutil.which("make"), reason="needs make")
 @pytest.mark.parametrize(
     "words, told",
     [([], "--executor processes"), (["WORKERS=1"], "--workers 1"), (["SCALE=paper"], ""), (["SCALE=quick"], "--exec")],
