@@ -33,7 +33,7 @@ from kd3a.progress import Progress
 from kd3a.settings import Hardware, Settings, Training
 from kd3a.trainer import Stage, Trainer
 
-CHECKPOINT_SECONDS = 1.0  # with many rounds an epoch, not every one of them is written
+CHECKPOINT_SECONDS = 5.0  # at least, between two: those of large networks take a third of a second to write
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ def execute(
             method.channel.load(journal.ledger)
         stages = method.stages()
         with Progress(f"{run.method} → {run.target} (seed {run.seed})", len(stages), journal.rounds, quiet) as bar:
-            written = time.monotonic()
+            written = -math.inf
             for stage in stages[journal.rounds :]:
                 began = time.monotonic()
                 method.channel.round = stage.round
@@ -157,7 +157,7 @@ def execute(
                 journal.note(method, stage, logs)
                 journal.seconds += time.monotonic() - began
                 journal.rounds = stage.round + 1
-                if exchange or stage.closes_epoch or time.monotonic() - written > CHECKPOINT_SECONDS:
+                if exchange or time.monotonic() - written > CHECKPOINT_SECONDS:
                     save_checkpoint(checkpoint, method, journal)
                     written = time.monotonic()
                 bar.advance(journal.epochs[-1] if journal.epochs else {})

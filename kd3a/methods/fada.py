@@ -19,7 +19,7 @@ from kd3a.methods.weighted import Weighted
 from kd3a.models import Net, drawn
 from kd3a.settings import Settings
 from kd3a.trainer import Party, Stage
-from kd3a.weighting import RuleName
+from kd3a.weighting import SAMPLES, RuleName
 
 
 class FADA(Weighted):
@@ -55,6 +55,8 @@ class FADA(Weighted):
         """Weight of the reconstruction of a feature from its parts."""
         weighting: RuleName = "info-gain"
         """How sources are weighed: info-gain is FADA's attention; the others are those of FedAvg."""
+        attended: int = Field(SAMPLES, ge=50)
+        """Target samples that the attention clusters, at the most."""
 
     @classmethod
     def crosses(cls, config: Settings) -> set[str]:
@@ -62,6 +64,7 @@ class FADA(Weighted):
 
     def build(self) -> None:
         super().build()
+        self.attended = self.config.attended
         self.identifiers: dict[str, Party] = {}
         self.disentanglers: dict[str, Party] = {}
         width, classes = self.net.features, len(self.task.classes)

@@ -22,6 +22,8 @@ GATE = 0.9  # of the consensus, for methods that have no gate of their own
 class Weighted(Rounds):
     """The average of the sources' models; ``config.weighting`` names the rule that weighs them."""
 
+    attended = SAMPLES  # of the target, at the most, when the rule looks at its features
+
     @classmethod
     def crosses(cls, config: Settings) -> set[str]:
         return super().crosses(config) | ({"sampled_features"} if config.weighting == "h-divergence" else set())
@@ -59,7 +61,7 @@ class Weighted(Rounds):
             return torch.stack([predict(net, part) for net in self.models(uploads)], 1) if q is None else q
 
         def target_features() -> list[Tensor]:
-            rows = self.sample(self.target)
+            rows = self.sample(self.target)[: self.attended]
             return [forward(net.backbone, part, rows) for net in self.models(uploads)]
 
         return Context(
