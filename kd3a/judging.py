@@ -10,6 +10,8 @@ from scipy.special import ndtri, stdtrit
 
 #: As a claim's target: each of them by itself.
 EVERY = "every"
+#: As a claim's value: powers of ten, whose leads are factors and not points.
+SAVING = "saving"
 NAN = float("nan")
 
 
@@ -33,10 +35,20 @@ class Claim:
 
     @property
     def needed(self) -> str:
-        """The smallest lead that counts, in points."""
+        """The smallest lead that counts, in points or as a factor."""
+        if self.value == SAVING:
+            return f"≥ {self.told(self.margin)}"
         if self.alike:
             return f"within ± {100 * self.margin:.1f}"
         return f"≥ {100 * self.margin:.1f}".replace("-", "−") if self.margin or self.printed else "> 0"
+
+    def told(self, lead: float) -> str:
+        """A lead as a page writes it: in points, or as a factor.
+
+        >>> Claim("", "a").told(-0.012), Claim("", "a", value=SAVING).told(2)
+        ('−1.2', '100 times')
+        """
+        return f"{10**lead:,.0f} times" if self.value == SAVING else f"{100 * lead:+.1f}".replace("-", "−")
 
     def holds(self, lead: float) -> bool:
         if self.alike:
@@ -139,9 +151,9 @@ def findings_table(findings: Sequence[Finding]) -> pd.DataFrame:
     """The claims, the leads in points of accuracy, and whether they hold."""
     lines = []
     for f in findings:
-        spread = f" ± {100 * f.std:.1f}" if f.seeds > 1 else ""
-        lead = f"{100 * f.lead:+.1f}{spread} ({f.seeds})".replace("-", "−") if f.seeds else "–"
-        low, high = (f"{100 * end:+.1f}".replace("-", "−") for end in f.interval)
+        spread = f" ± {100 * f.std:.1f}" if f.seeds > 1 and f.claim.value != SAVING else ""
+        lead = f"{f.claim.told(f.lead)}{spread} ({f.seeds})" if f.seeds else "–"
+        low, high = map(f.claim.told, f.interval)
         lines.append(
             {
                 "claim": f.claim.text,

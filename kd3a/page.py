@@ -22,7 +22,7 @@ from kd3a.charts import Chart
 from kd3a.claims import of
 from kd3a.domains import Task
 from kd3a.errors import UserError, listing
-from kd3a.judging import Claim, findings_table, judge, verdict
+from kd3a.judging import SAVING, Claim, findings_table, judge, verdict
 from kd3a.methods import METHODS
 from kd3a.plots import Picture
 from kd3a.runs import make_run, start
@@ -475,7 +475,7 @@ def percents(cells: pd.DataFrame, *columns: str) -> pd.DataFrame:
 
 def promise(claims: Sequence[Claim], word: str = "reproduced") -> Markdown:
     """The claims as they are judged below, and what their outcomes would be called."""
-    lines = [f"- *{c.text}*{tolerance(0 if c.printed or c.alike else c.margin)}." for c in claims]
+    lines = [f"- *{c.text}*{tolerance(0 if c.printed or c.alike or c.value == SAVING else c.margin)}." for c in claims]
     outcome = f"Holds: **{word}**. Fails: **not {word}**."
     if len(claims) > 1:
         outcome = f"All of them: **{word}**. Some of them: **partly {word}**. None: **not {word}**."

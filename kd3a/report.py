@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 from collections.abc import Mapping, Sequence
@@ -87,7 +88,7 @@ def polls(runs: Sequence[tuple[str, Record]]) -> pd.DataFrame:
 def outcomes(results: Results) -> pd.DataFrame:
     """The study's frame with what else a record tells: its peak memory in megabytes, of the last epoch the share of
     samples that the vote accepted and how many of those it named correctly, and the weight of the bad domain, in the
-    last epoch and as a mean over all; empty where a run has no such thing.
+    last epoch and as a mean over all, and how few bytes it sent, in powers of ten; empty where a run has no such thing.
 
     Of a study of attacks, a line per image of the rows that are whole."""
     if isinstance(results, Reconstructions):
@@ -98,10 +99,13 @@ def outcomes(results: Results) -> pd.DataFrame:
         vote = last.get("vote") or {}
         extra = {"accepted": vote.get("accepted"), "vote_accuracy": vote.get("accuracy")}
         extra |= {"bad_weight": last["weights"].get(bad), "memory": record["peak_mb"]}
+        if sent := sum(epoch["bytes_up"] + epoch["bytes_down"] for epoch in record["epochs"]):
+            extra["saving"] = -math.log10(sent)
         if bad in last["weights"]:
             extra["mean_bad_weight"] = statistics.mean(epoch["weights"][bad] for epoch in record["epochs"])
         lines.append({"key": record["key"], **extra})
-    more = pd.DataFrame(lines, columns=["key", "accepted", "vote_accuracy", "bad_weight", "mean_bad_weight", "memory"])
+    names = ["key", "accepted", "vote_accuracy", "bad_weight", "mean_bad_weight", "memory", "saving"]
+    more = pd.DataFrame(lines, columns=names)
     numbers = {name: float for name in more.columns[1:]}
     return results.frame().merge(more.astype(numbers), on="key", how="left", validate="many_to_one")
 
@@ -291,7 +295,7 @@ def pareto(cost: Sequence[float], gain: Sequence[float]) -> list[int]:
 def findings_by(found: Mapping[str, Sequence[Finding]]) -> pd.DataFrame:
     """The same claims on several data: a row for each claim, a column for each data, the lead and its outcome."""
     texts = {
-        (f.claim.text, title): f"{100 * f.lead:+.1f}, {f.outcome}".replace("-", "−") if f.seeds else "–"
+        (f.claim.text, title): f"{f.claim.told(f.lead)}, {f.outcome}" if f.seeds else "–"
         for title, findings in found.items()
         for f in findings
     }

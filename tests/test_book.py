@@ -319,6 +319,14 @@ def test_a_claim_may_be_held_against_a_printed_number(margin, holds):
     assert finding.lead == pytest.approx(-0.04) and finding.holds is holds and finding.claim.needed.startswith("≥ −")
 
 
+def test_a_saving_is_told_as_a_factor():
+    data = frame(a=[[-2.0], [-2.0]], b=[[-4.1], [-4.1]]).rename(columns={"accuracy": judging.SAVING})
+    claims = [judging.Claim(str(margin), "a", ("b",), margin, judging.SAVING) for margin in (2.0, 3.0)]
+    told = judging.findings_table(judging.judge(data, claims, ["t0"]))
+    assert told["needed"].tolist() == ["≥ 100 times", "≥ 1,000 times"]
+    assert told["measured"].tolist() == 2 * ["126 times (2)"] and told["outcome"].tolist() == ["holds", "fails"]
+
+
 def test_the_interval_is_students():
     (finding,) = judging.judge(
         frame(a=[[0.5], [0.6], [0.7]], b=[[0.5], [0.5], [0.5]]), [judging.Claim("", "a", ("b",))], ["t0"]
