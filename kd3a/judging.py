@@ -131,9 +131,9 @@ def interval(leads: pd.Series, value: str = "accuracy", error: float = 0.05) -> 
         more, less = (leads > 0).sum() + 0.5, (leads < 0).sum() + 0.5
         mean = (more - less) / (n + 2)
         half = float(ndtri(1 - error / 2)) * ((more + less) / (n + 2) - mean**2) ** 0.5 / (n + 2) ** 0.5
-    else:
-        mean = leads.mean()
-        half = float(stdtrit(n - 1, 1 - error / 2)) * leads.std(ddof=1) / n**0.5 if n > 1 else NAN
+        return max(-1.0, mean - half), min(1.0, mean + half)  # shares differ by no more
+    mean = leads.mean()
+    half = float(stdtrit(n - 1, 1 - error / 2)) * leads.std(ddof=1) / n**0.5 if n > 1 else NAN
     return mean - half, mean + half
 
 
