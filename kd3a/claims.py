@@ -6,7 +6,7 @@ A study's claims are a function of its rows, because the scales of a study need 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
@@ -333,44 +333,67 @@ LEDGER = (
 )
 
 
+#: Other data that a study may have run on: the end of that study's name, and what a reader calls the data.
+ELSEWHERE = {"digit5": "Digit-5", "amazon": "Amazon Review"}
+
+
 @dataclass(frozen=True)
 class Judged:
-    """An entry and what the records say of it."""
+    """An entry and what the records say of it, by the data that they are of."""
 
     entry: Entry
-    findings: tuple[Finding, ...]
+    findings: Mapping[str, Sequence[Finding]]
 
     @property
     def verdict(self) -> str:
-        return verdict(self.findings) if self.entry.study else "not testable here"
+        """Over all data: a claim that holds on some of them only is partly reproduced."""
+        if not self.entry.study:
+            return "not testable here"
+        return verdict([finding for found in self.findings.values() for finding in found])
+
+    @property
+    def measured(self) -> str:
+        """The leads, in words; the data are named where there are several."""
+        several, told = len(self.findings) > 1, []
+        for data, found in self.findings.items():
+            leads = ", ".join(f.claim.told(f.lead) if f.seeds else "–" for f in found)
+            told.append(f"{data} {leads}" if several else leads)
+        return "; ".join(told) or "–"
 
 
 def judged(scale: str, results: str = "") -> list[Judged]:
-    """Every entry of the ledger, held against the records of a scale."""
-    known: dict[str, tuple[pd.DataFrame, list[Claim], list[str]]] = {}
+    """Every entry of the ledger, held against the records of a scale, on all data that its study has records of.
+
+    Statements that other data cannot judge, or not yet, do not count there; on the study's own they are open.
+    """
+    known: dict[str, dict[str, tuple[pd.DataFrame, list[Claim], list[str]]]] = {}
     for study in dict.fromkeys(entry.study for entry in LEDGER if entry.study):
-        try:
-            found = report.open_results(study, scale, results)
-        except UserError:  # not every study has every scale
-            continue
-        rows = [entry.title for entry in found.study.methods]
-        known[study] = report.outcomes(found), of(study, rows), found.study.domains()
+        for name in (study, *(f"{study}-{end}" for end in ELSEWHERE)):
+            try:
+                found = report.open_results(name, scale, results)
+            except UserError:  # not every study has every scale, nor all data
+                continue
+            rows, data = [entry.title for entry in found.study.methods], found.study.dataset
+            told = report.outcomes(found), of(study, rows), found.study.domains()
+            known.setdefault(study, {})[data if name == study else ELSEWHERE[data]] = told
 
-    def findings(entry: Entry) -> list[Finding]:
-        frame, claims, targets = known[entry.study]
-        return judge(frame, entry.chosen(claims), targets)
+    def findings(entry: Entry) -> dict[str, list[Finding]]:
+        out = {}
+        for data, (frame, claims, targets) in known.get(entry.study, {}).items():
+            found = judge(frame, entry.chosen(claims), targets)
+            out[data] = [finding for finding in found if finding.seeds or data not in ELSEWHERE.values()]
+        return {data: found for data, found in out.items() if found}
 
-    return [Judged(entry, tuple(findings(entry)) if entry.study in known else ()) for entry in LEDGER]
+    return [Judged(entry, findings(entry)) for entry in LEDGER]
 
 
 def ledger_table(entries: Sequence[Judged]) -> str:
     """The ledger as a Markdown table; every verdict links to the page with the evidence, from a page beside it."""
     lines = ["| the paper says | where | verdict | measured, in points | evidence |", "|---|---|---|---|---|"]
     for one in entries:
-        leads = [f.claim.told(f.lead) if f.seeds else "–" for f in one.findings]
         link = f"[{one.entry.page.rpartition('/')[2]}](../{one.entry.page}.ipynb)" if one.entry.page else "–"
         word, *unclear = one.verdict.partition(", ")
-        cells = (one.entry.text, one.entry.place, f"**{word}**" + "".join(unclear), "; ".join(leads) or "–", link)
+        cells = (one.entry.text, one.entry.place, f"**{word}**" + "".join(unclear), one.measured, link)
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

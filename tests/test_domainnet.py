@@ -81,6 +81,6 @@ def test_the_page_judges_what_is_recorded(tmp_path, monkeypatch, no_task, capsys
 
 def test_the_ledger_links_the_page_and_gives_no_verdict():
     entries = [entry for entry in claims.LEDGER if entry.page == "benchmarks/domainnet"]
-    assert len(entries) == 3 and {claims.Judged(entry, ()).verdict for entry in entries} == {"not testable here"}
+    assert len(entries) == 3 and {claims.Judged(entry, {}).verdict for entry in entries} == {"not testable here"}
     notebook = nbformat.read(ROOT / "book" / "benchmarks" / "domainnet.ipynb", as_version=4)
     assert "Not testable here" in notebook.cells[0].source

@@ -694,11 +694,22 @@ def test_the_ledger_judges_by_the_claims_of_the_pages(tmp_path, capsys):
     assert verdicts["On DomainNet, it beats all other methods by a large margin."] == "not testable here"
     table = claims.ledger_table(entries)
     assert (
-        table.count("\n") == len(claims.LEDGER) + 1 and "| +20.0; +40.0 | [rounds](../studies/rounds.ipynb) |" in table
+        table.count("\n") == len(claims.LEDGER) + 1 and "| +20.0, +40.0 | [rounds](../studies/rounds.ipynb) |" in table
     )
     assert claims.tally(entries)["claims"].sum() == len(claims.LEDGER)
     table, counts = shown_by("claims", results=str(tmp_path))
     assert table.data == claims.ledger_table(entries) and counts["claims"].sum() == len(claims.LEDGER)
+
+
+def test_a_claim_must_hold_on_all_data_that_have_records(tmp_path):
+    for name, mixed in (("augmentation", 0.9), ("augmentation-digit5", 0.7)):
+        study = shipped(name, "cpu")
+        lines = recorded(study)
+        for line in lines:
+            line["target_accuracy"] = mixed if line["config"]["mixup"] else 0.8
+        results_with(study, tmp_path, lines)
+    (one,) = (one for one in claims.judged("cpu", str(tmp_path)) if one.entry.text == "Mixup helps.")
+    assert one.verdict == "partly reproduced" and one.measured == "digits +10.0, +10.0; Digit-5 −10.0, −10.0"
 
 
 @pytest.mark.parametrize("entry", [entry for entry in claims.LEDGER if entry.study], ids=lambda e: e.text)
