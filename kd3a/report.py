@@ -177,15 +177,15 @@ def trials(results: Results) -> pd.DataFrame:
     published values. Trials without all their runs are left out.
     """
     lines, recorded = [], results.recorded()
+    published = {entry.method: entry for entry in reversed(results.study.methods)}  # the first of each
     for entry in results.study.methods:
         mine = [record for title, _, record in recorded if title == entry.title]
         if mine and all(record and "criterion" in record for record in mine):
-            told = entry.config | entry.training
             lines.append(
                 {
                     "method": entry.method,
                     "trial": entry.title,
-                    "settings": ", ".join(f"{k}: {v}" for k, v in told.items()) or "as published",
+                    "settings": changed(entry, published[entry.method]),
                     "criterion": sum(r["criterion"] for r in mine) / len(mine),
                     "accuracy": sum(r["target_accuracy"] for r in mine) / len(mine),
                 }
@@ -196,6 +196,26 @@ def trials(results: Results) -> pd.DataFrame:
     groups, own = frame.groupby("method"), frame["method"].map(lambda name: METHODS[name].maximises_information)
     first = pd.Series(frame.index, frame.index).groupby(frame["method"]).transform("first")
     return frame.assign(chosen=frame.index == first.where(own, groups["criterion"].transform("idxmax")))
+
+
+def changed(entry: MethodEntry, published: MethodEntry) -> str:
+    """What a trial of a search changes of its method's first one, in a few words.
+
+    The first is as published for these data, which need not be the defaults; those of its values that are not are told.
+
+    >>> one, two = (MethodEntry(method="shot", set=told) for told in ({"beta": 0.1}, {"adapt_rate": 1.0}))
+    >>> changed(one, one), changed(two, one)
+    ('as published (beta: 0.1)', 'beta: 0.3, adapt_rate: 1.0')
+    """
+
+    def words(settings: Mapping[str, Any]) -> str:
+        return ", ".join(f"{name}: {value}" for name, value in settings.items())
+
+    if entry is published:
+        told = words(entry.config | entry.training)
+        return f"as published ({told})" if told else "as published"
+    configs = [METHODS[e.method].Config.read(e.config).model_dump(mode="json") | e.training for e in (entry, published)]
+    return words({name: value for name, value in configs[0].items() if (name, value) not in configs[1].items()})
 
 
 FAMILIES = ("decentralised", "features cross", "centralised", "reads target labels")
@@ -341,7 +361,7 @@ def regret(found: pd.DataFrame) -> pd.DataFrame:
     lines = []
     for method, mine in found.groupby("method", sort=False):
         chosen = mine[mine["chosen"]].iloc[0]
-        published = mine[mine["settings"] == "as published"]["accuracy"]
+        published = mine[mine["settings"].str.startswith("as published")]["accuracy"]
         lines.append(
             {
                 "method": method,

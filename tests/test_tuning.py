@@ -46,6 +46,23 @@ def test_a_method_that_maximises_the_criterion_keeps_its_published_values():
         assert all(title.endswith(" 1") for title in chosen[chosen["method"].isin(published)]["trial"])
 
 
+def test_the_first_trial_is_called_as_published_and_no_other():
+    for search in SEARCHES:
+        methods = shipped(search, "cpu").methods
+        for entry in methods:
+            first = next(e for e in methods if e.method == entry.method)
+            told = report.changed(entry, first)
+            assert told and told.startswith("as published") == entry.title.endswith(" 1")
+
+
+@pytest.mark.parametrize(("search", "beta"), [("tuning", 0.1), ("tuning-digit5", 0.1), ("tuning-office", 0.3)])
+@pytest.mark.parametrize("method", ["shot", "fedavg-shot", "decision"])
+def test_pseudo_labels_weigh_less_on_digits_as_published(search, beta, method):
+    first, second, *_ = (e for e in shipped(search, "cpu").methods if e.method == method)
+    assert METHODS[method].Config.read(first.config).beta == beta
+    assert report.changed(second, first) == f"beta: {0.4 - beta:g}"
+
+
 @pytest.mark.parametrize(
     ("search", "benchmark"),
     [
