@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -406,19 +406,27 @@ class Page:
         """What the records say of each claim."""
         return findings_table(judge(self.frame, claims, self.targets)).rename_axis(index=None)
 
-    def elsewhere(self, **data: str) -> pd.DataFrame | None:
-        """The same rows and claims on other data; the study here is called by its dataset.
+    def others(self, **data: str) -> dict[str, Page]:
+        """Pages of the same study on other data, which have one scale alone.
 
-        ``data`` maps the end of such a study's name to what the data are called: ``digit5="Digit-5"``. Rows and claims
-        that make no sense there are missing.
+        ``data`` maps the end of such a study's name to what the data are called: ``digit5="Digit-5"``.
         """
         if self.scale != "cpu":
-            return None
+            return {}
         name, notebook = self.study.study, self.notebook.removeprefix("book/").removesuffix(".ipynb")
-        pages = {data[end]: Page(notebook, f"{name}-{end}", self.scale, **self.told) for end in data}
+        return {data[end]: Page(notebook, f"{name}-{end}", self.scale, **self.told) for end in data}
+
+    def elsewhere(self, *shows: Callable[[Page], Any], **data: str) -> pd.DataFrame | None:
+        """What ``shows`` make of :meth:`others`, their table by default, and what all say of the claims.
+
+        The study here is called by its dataset. Rows and claims that make no sense on other data are missing.
+        """
+        name, pages = self.study.study, self.others(**data)
         for title, page in pages.items():
             display(Markdown(f"**{title}**, targets {listing(page.targets)}:"))
-            display(page.table() if len(page.frame) else page.gaps())
+            for show in (Page.gaps, *((shows or [Page.table]) if len(page.frame) else ())):
+                if (shown := show(page)) is not None:
+                    display(shown)
         everywhere = {self.study.dataset: self, **{title: page for title, page in pages.items() if len(page.frame)}}
         found = {t: judge(page.frame, of(name, page.rows), page.targets) for t, page in everywhere.items()}
         return report.findings_by(found) if len(found) > 1 else None

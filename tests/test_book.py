@@ -45,7 +45,7 @@ def test_every_figure_of_a_page_is_saved_by_a_notebook_and_described():
         name
         for path in NOTEBOOKS
         for cell in code_cells(path)
-        for name in re.findall(r'(?:plots\.save\(.*?,\s+|page\.\w+\(\s*)"([\w-]+)"', cell.source, re.DOTALL)
+        for name in re.findall(r'(?:plots\.save\(.*?,\s+|(?:page|other)\.\w+\(\s*)"([\w-]+)"', cell.source, re.DOTALL)
     }
     for path in PAGES:
         text = path.read_text() if path.suffix == ".md" else "\n".join(c.source for c in nbformat.read(path, 4).cells)
