@@ -278,6 +278,16 @@ class Page:
         cells = [[texts.get((target, epoch), "–") for epoch in epochs] for target in self.targets]
         return pd.DataFrame(cells, list(self.targets), [f"epoch {epoch}" for epoch in epochs])
 
+    def passage(self, rows: Sequence[str], epoch: int) -> pd.DataFrame:
+        """Accuracy after some epoch → after the last one, in percent, means over seeds, for rows that go on after it."""
+        found = report.history(self.runs).query("row in @rows")
+        last = found.groupby("row")["epoch"].transform("max")
+        then = found[found["epoch"] == epoch].groupby(["row", "target"])["accuracy"].mean()
+        end = found[found["epoch"] == last].groupby(["row", "target"])["accuracy"].mean()
+        texts = {at: f"{100 * then[at]:.1f} → {100 * end[at]:.1f}" for at in then.index.intersection(end.index)}
+        cells = [[texts.get((row, target), "–") for target in self.targets] for row in rows]
+        return pd.DataFrame(cells, list(rows), list(self.targets))
+
     def bytes_ratio(self, less: str, more: str) -> Markdown:
         """How many times the bytes of one row another exchanges, in a sentence."""
         sent = self.frame.groupby("row")["megabytes"].mean()

@@ -785,6 +785,19 @@ def test_the_vote_of_a_row_by_epoch(tmp_path, no_task):
     assert own.polls("no mixup", (1,))["epoch 1"].tolist() == ["–"] * len(own.targets)  # nothing was accepted
 
 
+def test_a_passage_leads_from_an_epoch_to_the_last(tmp_path, no_task):
+    cpu = shipped("gate", "cpu")
+    lines = recorded(cpu)
+    for line in lines:
+        first = line["epochs"][0] | {"epoch": 1, "target_accuracy": 0.25}
+        line["epochs"] = [first, first | {"epoch": 2, "target_accuracy": 0.75}]
+    results_with(cpu, tmp_path, lines)
+    own = Page("studies/gate", "gate", "cpu", str(tmp_path))
+    table = own.passage(["gate 0", "nobody"], 1)
+    assert table.loc["gate 0"].tolist() == ["25.0 → 75.0"] * len(own.targets)
+    assert table.loc["nobody"].tolist() == ["–"] * len(own.targets)
+
+
 def test_gains_stand_beside_the_papers(tmp_path, no_task):
     own = Page("studies/augmentation", "augmentation", "cpu", str(tmp_path))
     gains = own.gains("Beta(0.2, 0.2)", "no mixup", {"domainnet": ("kd3a", "kd3a (no mixup)")})
