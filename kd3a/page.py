@@ -279,7 +279,7 @@ class Page:
         return pd.DataFrame(cells, list(self.targets), [f"epoch {epoch}" for epoch in epochs])
 
     def passage(self, rows: Sequence[str], epoch: int) -> pd.DataFrame:
-        """Accuracy after some epoch → after the last one, in percent, means over seeds, for rows that go on after it."""
+        """Accuracy after some epoch → after the last one, in percent and over seeds, of rows that go on after it."""
         found = report.history(self.runs).query("row in @rows")
         last = found.groupby("row")["epoch"].transform("max")
         then = found[found["epoch"] == epoch].groupby(["row", "target"])["accuracy"].mean()
