@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -52,6 +53,28 @@ def empty_corners(page: BeautifulSoup) -> None:
             cell.name = "td"
 
 
+#: Spaces at which a cell of numbers does not break: after a sign, and before a unit at its end.
+JOINED = re.compile(r"(?<=[±/≥>]) | (?=(?:s|min|h|MB)$)")
+
+
+def cells_that_wrap(page: BeautifulSoup) -> None:
+    """A cell keeps its numbers whole; one that is longer than a number with its spread is a text."""
+    for cell in page.select("table.dataframe tbody td"):
+        text = cell.string or ""
+        if JOINED.search(text):
+            cell.string = JOINED.sub("\N{NO-BREAK SPACE}", text)
+        if len(text) > 24:
+            cell["class"] = "text"
+
+
+def names_that_wrap(page: BeautifulSoup) -> None:
+    """The name of a module or function breaks after its dots and underscores."""
+    for name in page.select("code.xref .pre, dt.sig .pre, article h2"):
+        for string in name.find_all(string=re.compile("[._][A-Za-z]")):
+            first, *others = re.split("(?<=[A-Za-z0-9][._])(?=[A-Za-z])", string)
+            string.replace_with(first, *(piece for other in others for piece in (page.new_tag("wbr"), other)))
+
+
 def landmarks(page: BeautifulSoup) -> None:
     """The side with the book's contents is a part of the page with a name."""
     for side in page.select("div.bd-sidebar-primary"):
@@ -65,6 +88,8 @@ MENDS: tuple[Callable[[BeautifulSoup], None], ...] = (
     lines_of_signatures,
     plain_bibliography,
     empty_corners,
+    cells_that_wrap,
+    names_that_wrap,
     landmarks,
 )
 

@@ -148,7 +148,7 @@ def verdict(findings: Sequence[Finding], word: str = "reproduced") -> str:
 
 
 def findings_table(findings: Sequence[Finding]) -> pd.DataFrame:
-    """The claims, the leads in points of accuracy, and whether they hold."""
+    """The claims, whether they hold, and the leads in points of accuracy."""
     lines = []
     for f in findings:
         spread = f" ± {100 * f.std:.1f}" if f.seeds > 1 and f.claim.value != SAVING else ""
@@ -157,10 +157,10 @@ def findings_table(findings: Sequence[Finding]) -> pd.DataFrame:
         lines.append(
             {
                 "claim": f.claim.text,
+                "outcome": f.outcome,
                 "needed": f.claim.needed,
                 "measured": lead,
                 "95 % interval": f"{low} to {high}" if f.seeds > 1 else "–",
-                "outcome": f.outcome,
             }
         )
     return pd.DataFrame(lines).set_index("claim")

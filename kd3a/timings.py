@@ -37,16 +37,22 @@ def by_study(found: Mapping[str, Sequence[Record]]) -> pd.DataFrame:
 
 
 def by_method(found: Mapping[str, Sequence[Record]]) -> pd.DataFrame:
-    """Mean seconds of a run, a row per method and a column per results file; methods a file does not have are empty."""
-    seconds = pd.DataFrame(
-        [
-            {"file": name, "method": r["method"], "seconds": r["seconds"]}
-            for name, lines in found.items()
-            for r in lines
-        ],
-        columns=["file", "method", "seconds"],
-    )
-    means = seconds.groupby(["method", "file"], sort=False)["seconds"].mean().unstack("file")
+    """Mean seconds of a run, a row per method and a column per dataset, of which one results file is shown: the one
+    with the most methods, then runs. Methods that it does not have are empty."""
+
+    def size(name: str) -> tuple[int, int]:
+        return len({r["method"] for r in found[name]}), len(found[name])
+
+    files = {}
+    for name in sorted(found, key=size):  # the largest last
+        files[found[name][0]["dataset"]] = name
+    seconds = [
+        {"method": r["method"], "file": name, "seconds": r["seconds"]}
+        for name in sorted(files.values(), key=size, reverse=True)
+        for r in found[name]
+    ]
+    frame = pd.DataFrame(seconds, columns=["method", "file", "seconds"])
+    means = frame.groupby(["method", "file"], sort=False)["seconds"].mean().unstack("file")
     return means.map(lambda value: "" if pd.isna(value) else f"{value:,.0f}").rename_axis(index=None, columns=None)
 
 

@@ -94,7 +94,9 @@ SICK = """<!DOCTYPE html><html lang="en"><head><script src="_static/vendor/fonta
 <details><summary>Show code</summary></details><pre>a  =  1\n\n    b &lt; 2</pre>
 <dl class="py"><dt class="sig">f(<dl><dd>x,</dd><dd>y</dd></dl>)</dt><dd>Text.</dd></dl>
 <div class="citation-list" role="list"><div class="citation" role="doc-biblioentry">Book</div><a>x</a></div>
-<table><thead><tr><th></th><th>mean</th></tr></thead><tbody><tr><th>row</th><td>1</td></tr></tbody></table>
+<table class="dataframe"><thead><tr><th></th><th>mean</th></tr></thead><tbody><tr><th>row</th><td>1 ± 2 (3)</td></tr>
+<tr><th>time</th><td>4 min</td></tr><tr><th>settings</th><td>a: 1, b: 2, c: 3, d: 4, e: 5</td></tr></tbody></table>
+<code class="xref"><span class="pre">kd3a.source_only.Config</span></code> <code class="pre">a.b_c</code>
 <p>\\(a &lt; b\\)</p></body></html>"""
 
 
@@ -107,7 +109,11 @@ def test_pages_are_mended():
     assert [line.text for line in page.select("dt > .sig-lines > div")] == ["x,", "y"]
     assert [dd.text for dd in page.select("dd")] == ["Text."] and len(page.select("dl")) == 1
     assert not page.select('[role="list"], [role="doc-biblioentry"]')
-    assert [cell.text for cell in page.select("th")] == ["mean", "row"]
+    assert [cell.text for cell in page.select("th")] == ["mean", "row", "time", "settings"]
+    cells = page.select("tbody td")
+    assert [cell.text for cell in cells[:2]] == ["1 ±\N{NO-BREAK SPACE}2 (3)", "4\N{NO-BREAK SPACE}min"]
+    assert [cell.get("class") for cell in cells] == [None, None, ["text"]]
+    assert "kd3a.<wbr/>source_<wbr/>only.<wbr/>Config" in text and "a.b_c" in text
     assert page.select_one(".bd-sidebar-primary")["role"] == "complementary"
 
 
@@ -140,6 +146,22 @@ LOOK = """() => {
     const wide = document.documentElement.scrollWidth;
     if (wide > window.innerWidth) bad.push('horizontal overflow: ' + wide + ' of ' + window.innerWidth);
     if (!main.querySelector('h1')) bad.push('no heading');
+    const narrow = window.innerWidth < 500;
+    const table = box => box.querySelector('table')?.innerText.trim().slice(0, 60).replace(/\\s+/g, ' ');
+    const scrolls = box => box.scrollWidth > box.clientWidth + 1;
+    for (const box of main.querySelectorAll('.output:has(table), .pst-scrollable-table-container')) {
+        if (!narrow && scrolls(box)) bad.push('a table that hides a column: ' + table(box));
+        const head = [...box.querySelectorAll('thead tr:first-child > *')];
+        const told = head.find(cell => ['outcome', 'verdict'].includes(cell.textContent.trim()));
+        if (told && told.getBoundingClientRect().right > box.getBoundingClientRect().right)
+            bad.push('an outcome out of sight: ' + table(box));
+    }
+    for (const formula of main.querySelectorAll('mjx-container')) {
+        const box = formula.hasAttribute('display') ? formula : formula.closest('.math') ?? formula;
+        if (!scrolls(box)) continue;
+        if (location.pathname.includes('/theory/') && box === formula) bad.push('a display formula is cut');
+        if (!['auto', 'scroll'].includes(getComputedStyle(box).overflowX)) bad.push('a formula is cut for good');
+    }
     const unread = 'mjx-merror, mjx-container [data-mml-node="merror"], mjx-container [fill="red"]';
     if (document.querySelector(unread)) bad.push('a formula that MathJax cannot read');
     const words = document.createTreeWalker(main, NodeFilter.SHOW_TEXT, node =>
