@@ -250,15 +250,16 @@ def whole_seeds(frame: pd.DataFrame) -> pd.DataFrame:
 def exchange(frame: pd.DataFrame, rows: Sequence[str], memory: bool = False) -> pd.DataFrame:
     """What crossed in a run, its accuracy and its time, as means over targets and seeds, in text cells.
 
-    Only seeds with all targets count where there are any. With ``memory`` its peak too, which is a run's own only where
-    every run had a process of its own.
+    Only seeds with all targets count where there are any. Times of processors of several kinds are not compared: they
+    are left out. With ``memory`` its peak too, which is a run's own only where every run had a process of its own.
     """
-    forms = {
-        "megabytes": ("MB exchanged", 1, "{:,.1f}"),
-        "accuracy": ("accuracy (%)", 100, "{:.1f}"),
-        "seconds": ("seconds", 1, "{:,.0f}"),
-    } | ({"memory": ("peak memory (MB)", 1, "{:,.0f}")} if memory else {})
-    means = whole_seeds(frame).groupby("row")[list(forms)].mean().reindex(rows).astype(float)
+    frame = whole_seeds(frame[frame["row"].isin(rows)])
+    forms = {"megabytes": ("MB exchanged", 1, "{:,.1f}"), "accuracy": ("accuracy (%)", 100, "{:.1f}")}
+    if frame["processor"].nunique() < 2:
+        forms["seconds"] = "seconds", 1, "{:,.0f}"
+    if memory:
+        forms["memory"] = "peak memory (MB)", 1, "{:,.0f}"
+    means = frame.groupby("row")[list(forms)].mean().reindex(rows).astype(float)
     cells = pd.DataFrame(index=rows)
     for name in means:
         title, factor, form = forms[name]

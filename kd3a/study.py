@@ -339,7 +339,7 @@ class Results:
         return "\n".join([*lines, "", cells])
 
     def frame(self) -> pd.DataFrame:
-        """One line per finished run of the grid: row, method, target, seed, accuracy, megabytes, seconds."""
+        """One line per finished run of the grid: row, method, target, seed, accuracy, megabytes, seconds, processor."""
         rows = []
         for title, run, record in self.recorded():
             if record is not None:
@@ -351,12 +351,12 @@ class Results:
                         "accuracy": record["target_accuracy"],
                         "megabytes": sent / 1e6,
                         "seconds": record["seconds"],
+                        "processor": record["provenance"].get("cpu"),
                         "key": record["key"],
                     }
                 )
-        return pd.DataFrame(
-            rows, columns=["row", "method", "target", "seed", "accuracy", "megabytes", "seconds", "key"]
-        )
+        columns = ["row", "method", "target", "seed", "accuracy", "megabytes", "seconds", "processor", "key"]
+        return pd.DataFrame(rows, columns=columns)
 
 
 def execute_apart(run: Run, folder: Path | None, hardware: Hardware, study: str, scale: str, quiet: bool, out: Path):

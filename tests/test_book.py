@@ -226,11 +226,12 @@ def frame(**rows: list[list[float]]) -> pd.DataFrame:
     return pd.DataFrame(
         [
             {"row": row, "target": f"t{t}", "seed": str(s), "accuracy": value, "megabytes": 1.0, "seconds": 2.0}
+            | {"processor": "fast"}
             for row, seeds in rows.items()
             for s, values in enumerate(seeds)
             for t, value in enumerate(values)
         ],
-        columns=["row", "target", "seed", "accuracy", "megabytes", "seconds"],
+        columns=["row", "target", "seed", "accuracy", "megabytes", "seconds", "processor"],
     )
 
 
@@ -310,6 +311,13 @@ def test_images_that_are_all_alike_still_have_an_interval():
 def test_means_are_over_seeds_that_are_whole():
     data = frame(a=[[0.5, 0.7], [0.9]], b=[[0.4, 0.6], [0.4, 0.6]])
     assert report.exchange(data, ["a", "b"])["accuracy (%)"].tolist() == ["60.0", "50.0"]
+
+
+def test_seconds_of_several_processors_are_not_compared():
+    data = frame(a=[[0.5, 0.7]], b=[[0.4, 0.6]])
+    assert report.exchange(data, ["a", "b"])["seconds"].tolist() == ["2", "2"]
+    data.loc[data["row"] == "b", "processor"] = "slow"
+    assert "seconds" in report.exchange(data, ["a"]) and "seconds" not in report.exchange(data, ["a", "b"])
 
 
 @pytest.mark.parametrize(("margin", "holds"), [(-0.05, True), (-0.03, False)])

@@ -403,7 +403,7 @@ def test_rows_that_vary_a_setting_are_found_by_their_settings():
 
 
 def test_memory_is_shown_where_it_is_asked_for():
-    data = frame_of(a=[[0.5, 0.7]]).assign(seconds=3.0, memory=[100.0, 300.0])
+    data = frame_of(a=[[0.5, 0.7]]).assign(seconds=3.0, processor="fast", memory=[100.0, 300.0])
     assert "peak memory (MB)" not in report.exchange(data, ["a"])
     assert report.exchange(data, ["a", "not run"], memory=True)["peak memory (MB)"].tolist() == ["200", "–"]
 
