@@ -159,16 +159,18 @@ def provenance(runs: Sequence[tuple[str, Record]]) -> dict[str, str]:
 
 
 def compact(cells: pd.DataFrame) -> tuple[pd.DataFrame, str]:
-    """A table of :func:`kd3a.study.table` and how to say its numbers of seeds: once, if it is the same in all cells.
+    r"""A table of :func:`kd3a.study.table` and how to say its numbers of seeds: once, if it is the same in all cells.
 
     >>> compact(pd.DataFrame({"t": ["79.3 ± 0.4 (3)"]}))[1]
-    'n = 3'
+    'n\xa0=\xa03'
     """
     cells = cells.rename_axis(index=None, columns=None)
     numbers = {text.rpartition(" ")[2] for text in cells.to_numpy().ravel()}
     if len(numbers) != 1 or numbers == {"–"}:
         return cells, "the number of seeds is in brackets"
-    return cells.map(lambda text: text.rpartition(" ")[0]), f"n = {numbers.pop().strip('()')}"
+    return cells.map(
+        lambda text: text.rpartition(" ")[0]
+    ), f"n\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{numbers.pop().strip('()')}"
 
 
 def trials(results: Results) -> pd.DataFrame:
