@@ -290,6 +290,17 @@ class Page:
         cells = [[texts.get((row, target), "–") for target in self.targets] for row in rows]
         return pd.DataFrame(cells, list(rows), list(self.targets))
 
+    def shares(self, row: str) -> pd.DataFrame:
+        """The weights that a row gives to domains, by target, in percent: means over all epochs and seeds."""
+        found = [
+            {"target": record["target"]} | {name: 100 * weight for name, weight in epoch["weights"].items()}
+            for title, record in self.runs
+            for epoch in record["epochs"]
+            if title == row
+        ]
+        means = pd.DataFrame(found, columns=["target", *self.targets]).groupby("target").mean().reindex(self.targets)
+        return means.map(lambda share: "–" if pd.isna(share) else f"{share:.0f}").rename_axis(index=None)
+
     def bytes_ratio(self, less: str, more: str) -> Markdown:
         """How many times the bytes of one row another exchanges, in a sentence."""
         sent = self.frame.groupby("row")["megabytes"].mean()

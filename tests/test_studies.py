@@ -798,6 +798,17 @@ def test_a_passage_leads_from_an_epoch_to_the_last(tmp_path, no_task):
     assert table.loc["nobody"].tolist() == ["–"] * len(own.targets)
 
 
+def test_shares_are_means_over_epochs_and_seeds(tmp_path, no_task):
+    cpu = shipped("digits", "cpu")
+    lines = recorded(cpu)
+    for line in lines:
+        first, weights = line["epochs"][0], {"mnist": 0.25, "synth": 0.75}
+        line["epochs"] = [first | {"weights": weights}, first | {"weights": {"mnist": 0.75, "synth": 0.25}}]
+    results_with(cpu, tmp_path, lines)
+    table = Page("benchmarks/digits", "digits", "cpu", str(tmp_path)).shares("FADA")
+    assert table.loc["street", ["mnist", "synth", "street"]].tolist() == ["50", "50", "–"]
+
+
 def test_gains_stand_beside_the_papers(tmp_path, no_task):
     own = Page("studies/augmentation", "augmentation", "cpu", str(tmp_path))
     gains = own.gains("Beta(0.2, 0.2)", "no mixup", {"domainnet": ("kd3a", "kd3a (no mixup)")})
