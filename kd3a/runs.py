@@ -157,7 +157,8 @@ def execute(
                 journal.note(method, stage, logs)
                 journal.seconds += time.monotonic() - began
                 journal.rounds = stage.round + 1
-                if exchange or time.monotonic() - written > CHECKPOINT_SECONDS:
+                ended = journal.rounds == len(stages)
+                if exchange or ended or time.monotonic() - written > CHECKPOINT_SECONDS:
                     save_checkpoint(checkpoint, method, journal)
                     written = time.monotonic()
                 bar.advance(journal.epochs[-1] if journal.epochs else {})
