@@ -53,15 +53,21 @@ def execute(page: Path, scale: str, train: bool) -> None:
     notebook = WORK / "book" / page
     known = papermill.inspect_notebook(str(notebook))
     wanted = {name: value for name, value in {"scale": scale, "train": train}.items() if name in known}
-    papermill.execute_notebook(
-        str(notebook),
-        str(notebook),
-        parameters=wanted,
-        cwd=str(notebook.parent),
-        progress_bar=False,
-        log_output=False,
-        extra_arguments=["--log-level=ERROR"],  # of the kernel
-    )
+    for attempts_left in (2, 1, 0):
+        try:
+            papermill.execute_notebook(
+                str(notebook),
+                str(notebook),
+                parameters=wanted,
+                cwd=str(notebook.parent),
+                progress_bar=False,
+                log_output=False,
+                extra_arguments=["--log-level=ERROR"],  # of the kernel
+            )
+            break
+        except RuntimeError as error:  # two kernels that start at once may take the same port; nothing has run then
+            if not attempts_left or "before replying" not in str(error):
+                raise
     hide_injected_parameters(notebook)
     print(f"{page}: {time.monotonic() - began:.0f} s", flush=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -184,3 +185,25 @@ def test_what_to_do_without_a_browser(small_site, monkeypatch, capsys):
     assert pdf.main() == 1 and "install the system package chromium" in capsys.readouterr().err
     monkeypatch.setattr(pdf, "SITE", small_site / "none")
     assert pdf.main() == 1 and "make book" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("message", "failures", "calls"),
+    [("Kernel died before replying to kernel_info", 1, 2), ("Kernel died before replying to kernel_info", 9, 3)]
+    + [("Kernel died", 1, 1)],
+)
+def test_a_kernel_that_did_not_start_is_started_again(message, failures, calls, tmp_path, monkeypatch):
+    seen = []
+
+    def execute(*paths, **_):
+        seen.append(paths)
+        if len(seen) <= failures:
+            raise RuntimeError(message)
+
+    (tmp_path / "book").mkdir()
+    nbformat.write(nbformat.v4.new_notebook(), tmp_path / "book" / "page.ipynb")
+    monkeypatch.setattr(build, "WORK", tmp_path)
+    monkeypatch.setattr(build.papermill, "execute_notebook", execute)
+    with contextlib.nullcontext() if calls > failures else pytest.raises(RuntimeError, match=message):
+        build.execute(Path("page.ipynb"), "cpu", False)
+    assert len(seen) == calls
