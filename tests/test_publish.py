@@ -189,8 +189,11 @@ def test_what_to_do_without_a_browser(small_site, monkeypatch, capsys):
 
 @pytest.mark.parametrize(
     ("message", "failures", "calls"),
-    [("Kernel died before replying to kernel_info", 1, 2), ("Kernel died before replying to kernel_info", 9, 3)]
-    + [("Kernel died", 1, 1)],
+    [
+        ("Kernel died before replying to kernel_info", 1, 2),
+        ("Kernel died before replying to kernel_info", 9, 3),
+        ("Kernel died", 1, 1),
+    ],
 )
 def test_a_kernel_that_did_not_start_is_started_again(message, failures, calls, tmp_path, monkeypatch):
     seen = []
