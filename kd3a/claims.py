@@ -14,6 +14,7 @@ import pandas as pd
 from kd3a import report
 from kd3a.errors import UserError
 from kd3a.judging import EVERY, SAVING, Claim, Finding, judge, verdict
+from kd3a.names import link
 from kd3a.probes import NAMES
 from kd3a.reconstructions import control, rivals
 
@@ -391,9 +392,9 @@ def ledger_table(entries: Sequence[Judged]) -> str:
     """The ledger as a Markdown table; every verdict links to the page with the evidence, from a page beside it."""
     lines = ["| the paper says | where | verdict | measured, in points | evidence |", "|---|---|---|---|---|"]
     for one in entries:
-        link = f"[{one.entry.page.rpartition('/')[2]}](../{one.entry.page}.ipynb)" if one.entry.page else "–"
+        evidence = link(one.entry.page) if one.entry.page else "–"
         word, *unclear = one.verdict.partition(", ")
-        cells = (one.entry.text, one.entry.place, f"**{word}**" + "".join(unclear), one.measured, link)
+        cells = (one.entry.text, one.entry.place, f"**{word}**" + "".join(unclear), one.measured, evidence)
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

@@ -292,14 +292,10 @@ class Page:
 
     def shares(self, row: str) -> pd.DataFrame:
         """The weights that a row gives to domains, by target, in percent: means over all epochs and seeds."""
-        found = [
-            {"target": record["target"]} | {name: 100 * weight for name, weight in epoch["weights"].items()}
-            for title, record in self.runs
-            for epoch in record["epochs"]
-            if title == row
-        ]
-        means = pd.DataFrame(found, columns=["target", *self.targets]).groupby("target").mean().reindex(self.targets)
-        return means.map(lambda share: "–" if pd.isna(share) else f"{share:.0f}").rename_axis(index=None)
+        mine = [(title, record) for title, record in self.runs if title == row]
+        means = {name: report.weights(mine, name).groupby("target")["weight"].mean() for name in self.targets}
+        cells = pd.DataFrame(means).reindex(self.targets)
+        return cells.map(lambda share: "–" if pd.isna(share) else f"{100 * share:.0f}").rename_axis(index=None)
 
     def bytes_ratio(self, less: str, more: str) -> Markdown:
         """How many times the bytes of one row another exchanges, in a sentence."""

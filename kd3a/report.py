@@ -99,15 +99,14 @@ def outcomes(results: Results) -> pd.DataFrame:
         vote = last.get("vote") or {}
         extra = {"accepted": vote.get("accepted"), "vote_accuracy": vote.get("accuracy")}
         extra |= {"bad_weight": last["weights"].get(bad), "memory": record["peak_mb"]}
-        if sent := sum(epoch["bytes_up"] + epoch["bytes_down"] for epoch in record["epochs"]):
-            extra["saving"] = -math.log10(sent)
         if bad in last["weights"]:
             extra["mean_bad_weight"] = statistics.mean(epoch["weights"][bad] for epoch in record["epochs"])
         lines.append({"key": record["key"], **extra})
-    names = ["key", "accepted", "vote_accuracy", "bad_weight", "mean_bad_weight", "memory", "saving"]
+    names = ["key", "accepted", "vote_accuracy", "bad_weight", "mean_bad_weight", "memory"]
     more = pd.DataFrame(lines, columns=names)
     numbers = {name: float for name in more.columns[1:]}
-    return results.frame().merge(more.astype(numbers), on="key", how="left", validate="many_to_one")
+    frame = results.frame().merge(more.astype(numbers), on="key", how="left", validate="many_to_one")
+    return frame.assign(saving=[-math.log10(sent) if sent else float("nan") for sent in frame["megabytes"]])
 
 
 #: Settings of the training that a study may vary row by row, and what their axes are called.
@@ -168,9 +167,8 @@ def compact(cells: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     numbers = {text.rpartition(" ")[2] for text in cells.to_numpy().ravel()}
     if len(numbers) != 1 or numbers == {"–"}:
         return cells, "the number of seeds is in brackets"
-    return cells.map(
-        lambda text: text.rpartition(" ")[0]
-    ), f"n\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{numbers.pop().strip('()')}"
+    seeds = f"n\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{numbers.pop().strip('()')}"
+    return cells.map(lambda text: text.rpartition(" ")[0]), seeds
 
 
 def trials(results: Results) -> pd.DataFrame:
