@@ -31,10 +31,12 @@ def aggregate(states: list[State], alpha: Tensor, batchnorm: BatchNormRule = "cl
         if not first.is_floating_point():
             out[name] = first.clone()
             continue
-        stacked = torch.stack([s[name] for s in states])
         if name.endswith("running_var") and batchnorm == "closed-form":
+            variances = torch.stack([s[name] for s in states])
             means = torch.stack([s[name.replace("running_var", "running_mean")] for s in states])
-            out[name] = closed_form(means, stacked, alpha)[1]
-        else:
-            out[name] = torch.tensordot(alpha.to(stacked), stacked, dims=1)
+            out[name] = closed_form(means, variances, alpha)[1]
+        else:  # one model after the other: a stack of large ones would be new memory in every round
+            out[name] = states[0][name] * alpha[0]
+            for state, weight in zip(states[1:], alpha[1:], strict=True):
+                out[name] += weight * state[name]
     return out

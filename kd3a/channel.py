@@ -66,10 +66,10 @@ class Channel:
         if like is not None and set(message) != set(like):
             raise RefusedMessage(f"Message of {sender} holds {sorted(message)}, expected {sorted(like)}.")
         floating = [
-            (f"{kind} {name}", torch.isfinite(t).all())
+            (f"{kind} {name}", torch.stack(t.detach().aminmax()).isfinite().all())  # one pass; NaN would be both ends
             for kind, tensors in message.items()
             for name, t in tensors.items()
-            if t.is_floating_point()
+            if t.is_floating_point() and t.numel()
         ]
         if floating:  # one transfer to the host for the whole message
             flags = torch.stack([flag for _, flag in floating]).tolist()
