@@ -17,6 +17,7 @@ from kd3a.judging import EVERY, SAVING, Claim, Finding, judge, verdict
 from kd3a.names import link
 from kd3a.probes import NAMES
 from kd3a.reconstructions import control, rivals
+from kd3a.records import ROOT
 
 FOCUS, OTHER_RULES = "consensus-focus", ("h-divergence", "info-gain")
 SHARES = ("MA-15", "MA-30", "MA-50")  # of wrong labels
@@ -338,6 +339,16 @@ LEDGER = (
 ELSEWHERE = {"digit5": "Digit-5", "amazon": "Amazon Review"}
 
 
+def elsewhere(study: str, scale: str) -> dict[str, str]:
+    """The studies with the rows of ``study`` on other data, by what the data are called.
+
+    >>> elsewhere("rounds", "cpu")
+    {'Digit-5': 'rounds-digit5'}
+    """
+    names = {title: f"{study}-{end}" for end, title in ELSEWHERE.items()}
+    return {title: name for title, name in names.items() if (ROOT / "params" / name / f"{scale}.yaml").is_file()}
+
+
 @dataclass(frozen=True)
 class Judged:
     """An entry and what the records say of it, by the data that they are of."""
@@ -369,14 +380,14 @@ def judged(scale: str, results: str = "") -> list[Judged]:
     """
     known: dict[str, dict[str, tuple[pd.DataFrame, list[Claim], list[str]]]] = {}
     for study in dict.fromkeys(entry.study for entry in LEDGER if entry.study):
-        for name in (study, *(f"{study}-{end}" for end in ELSEWHERE)):
+        for title, name in {"": study, **elsewhere(study, scale)}.items():
             try:
                 found = report.open_results(name, scale, results)
-            except UserError:  # not every study has every scale, nor all data
+            except UserError:  # not every study has every scale
                 continue
-            rows, data = [entry.title for entry in found.study.methods], found.study.dataset
+            rows = [entry.title for entry in found.study.methods]
             told = report.outcomes(found), of(study, rows), found.study.domains()
-            known.setdefault(study, {})[data if name == study else ELSEWHERE[data]] = told
+            known.setdefault(study, {})[title or found.study.dataset] = told
 
     def findings(entry: Entry) -> dict[str, list[Finding]]:
         out = {}

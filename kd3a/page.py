@@ -19,7 +19,7 @@ from IPython.display import DisplayObject, Markdown, display
 from kd3a import charts, models, plots, plots_studies, records, report
 from kd3a.channel import RefusedMessage
 from kd3a.charts import Chart
-from kd3a.claims import of
+from kd3a.claims import elsewhere, of
 from kd3a.domains import Task
 from kd3a.errors import UserError, listing
 from kd3a.judging import SAVING, Claim, findings_table, judge, verdict
@@ -425,22 +425,17 @@ class Page:
         """What the records say of each claim."""
         return findings_table(judge(self.frame, claims, self.targets)).rename_axis(index=None)
 
-    def others(self, **data: str) -> dict[str, Page]:
-        """Pages of the same study on other data, which have one scale alone.
+    def others(self) -> dict[str, Page]:
+        """Pages of the same study on other data, by what these are called."""
+        studies, notebook = elsewhere(self.study.study, self.scale), self.notebook[len("book/") : -len(".ipynb")]
+        return {title: Page(notebook, name, self.scale, **self.told) for title, name in studies.items()}
 
-        ``data`` maps the end of such a study's name to what the data are called: ``digit5="Digit-5"``.
-        """
-        if self.scale != "cpu":
-            return {}
-        name, notebook = self.study.study, self.notebook.removeprefix("book/").removesuffix(".ipynb")
-        return {data[end]: Page(notebook, f"{name}-{end}", self.scale, **self.told) for end in data}
-
-    def elsewhere(self, *shows: Callable[[Page], Any], **data: str) -> pd.DataFrame | None:
+    def elsewhere(self, *shows: Callable[[Page], Any]) -> pd.DataFrame | None:
         """What ``shows`` make of :meth:`others`, their table by default, and what all say of the claims.
 
         The study here is called by its dataset. Rows and claims that make no sense on other data are missing.
         """
-        name, pages = self.study.study, self.others(**data)
+        name, pages = self.study.study, self.others()
         for title, page in pages.items():
             display(Markdown(f"**{title}**, targets {listing(page.targets)}:"))
             for show in (Page.gaps, *((shows or [Page.table]) if len(page.frame) else ())):

@@ -209,10 +209,11 @@ def test_a_page_tells_what_other_data_say(tmp_path, capsys):
         study = shipped(name, "cpu")
         records.append(tmp_path / f"{name}-cpu.jsonl", *recorded(study))
     own = Page("studies/gate", "gate", "cpu", str(tmp_path))
-    told = own.elsewhere(digit5="Digit-5", amazon="Amazon Review")
+    told = own.elsewhere()
     assert list(told.columns) == ["digits", "Digit-5"] and len(told) == 3
-    assert Page("studies/gate", "gate", "quick", str(tmp_path)).elsewhere(digit5="Digit-5") is None
-    assert Page("studies/gate", "gate", "cpu", str(tmp_path)).elsewhere(amazon="Amazon Review") is None
+    assert Page("studies/gate", "gate", "quick", str(tmp_path)).elsewhere() is None
+    (tmp_path / "gate-digit5-cpu.jsonl").unlink()
+    assert Page("studies/gate", "gate", "cpu", str(tmp_path)).elsewhere() is None
 
 
 def test_a_page_shows_the_study_it_is_given(tmp_path):
