@@ -70,6 +70,7 @@ def test_pseudo_labels_weigh_less_on_digits_as_published(search, beta, method):
         ("tuning-digit5", "digit5"),
         ("tuning-amazon", "amazon"),
         ("tuning-office", "office-caltech10-features"),
+        ("tuning-office", "office-caltech10"),
     ],
 )
 def test_every_method_has_a_row_with_what_its_search_chose(search, benchmark):
