@@ -5,17 +5,24 @@ An estimate to plan by, not a measurement: the throughput is assumed, and readin
 
 from __future__ import annotations
 
+import json
+import math
 from dataclasses import dataclass
 from functools import cache
 
 import pandas as pd
 import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.flop_counter import FlopCounterMode
 
 from kd3a import models
+from kd3a.domains import Domain, Part, Task
 from kd3a.methods import METHODS
-from kd3a.settings import Settings, Training
+from kd3a.runs import Run, make_run, start
+from kd3a.settings import Hardware, Settings, Training
 from kd3a.study import Study
+from kd3a.weighting import SAMPLES
 
 #: Images of DomainNet's official lists, cleaned version: training and test part of every domain.
 DOMAINNET = {
@@ -55,21 +62,73 @@ class Images:
         return ((1 + BACKWARD) * self.trained + self.read) * forward
 
 
+FEW = SAMPLES  # target images that the counting begins with: as many as a method samples of them at the most
+EPOCHS = 10  # at most, that are made to count
+
+
 def images_of(method: str, config: Settings, training: Training, sources: int, train: int, test: int) -> Images:
     r"""Images of a run on a target with ``train`` and ``test`` images.
 
-    In every one of E epochs a network sees S images. Oracle and Source-only train one network, FedAvg K, KD3A K + 1. In
-    every round K teachers of KD3A read the V target images that are voted on, all or those of the round, and scoring
-    reads the test part once an epoch:
-
-    .. math:: \text{trained} = E (K + 1) S, \qquad \text{read} = E \, (r K V + N_\text{test})
+    Nothing here is a formula of any method. Three short runs on noise, with a tiny network, count what enters it: one
+    with :math:`S` samples an epoch and :math:`N` target images, one with twice the samples, one with twice the images.
+    In an epoch both numbers of images are :math:`a + b S + c N`. Scoring reads the test part once an epoch.
     """
-    networks = {"oracle": 1, "source-only": 1, "fedavg": sources, "kd3a": sources + 1}[method]
-    seen, votes = training.batches_per_epoch * training.batch_size, 0
-    if method == "kd3a":
-        visited = config.vote_on == "stage" or config.teachers == "train"
-        votes = sources * (seen if visited else round(training.rounds_per_epoch * train))
-    return Images(training.epochs * networks * seen, training.epochs * (votes + test))
+    base, longer, larger = _counted(method, config.model_dump_json(), training.model_dump_json(), sources)
+    tiny, samples = _tiny(training), training.batches_per_epoch * training.batch_size
+
+    def scaled(name: str) -> int:
+        first, more, wider = (getattr(images, name) for images in (base, longer, larger))
+        total = first + (more - first) * (samples / tiny.epoch_samples - 1) + (wider - first) * (train / FEW - 1)
+        return round(total * training.epochs / tiny.epochs)
+
+    return Images(scaled("trained"), scaled("read") + training.epochs * test)
+
+
+def _tiny(training: Training, times: int = 1) -> Training:
+    """The training with few epochs of one batch a round, or of so many times as many samples."""
+    few = times * 4 * math.ceil(training.rounds_per_epoch)
+    short = {"model": "mlp-small", "epochs": min(EPOCHS, training.epochs), "epoch_samples": few, "batch_size": 4}
+    return training.model_copy(update=short)
+
+
+@cache
+def _counted(method: str, config: str, training: str, sources: int) -> tuple[Images, Images, Images]:
+    """Images of the three runs of :func:`images_of`."""
+    told, own = Training.model_validate_json(training), json.loads(config)
+    runs = [make_run("noise", "target", method, 0, _tiny(told, times), own) for times in (1, 2)]
+    plans = ((runs[0], FEW), (runs[1], FEW), (runs[0], 2 * FEW))
+    return tuple(_count(run, _noise(sources, size)) for run, size in plans)
+
+
+def _count(run: Run, task: Task) -> Images:
+    """Make a run, and count what enters its networks with a gradient to follow and without."""
+    passed = {True: 0, False: 0}
+
+    def entered(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        if isinstance(module, nn.Flatten):  # where mlp-small begins
+            passed[torch.is_grad_enabled()] += len(inputs[0])
+
+    hook = register_module_forward_pre_hook(entered)
+    try:
+        with torch.random.fork_rng([]):
+            made = start(run, task, Hardware(device="cpu"))
+            for stage in made.stages():
+                made.run(stage)
+    finally:
+        hook.remove()
+    return Images(passed[True], passed[False])
+
+
+def _noise(sources: int, size: int) -> Task:
+    """Sources with few images of noise and a target with ``size``."""
+    generator = torch.Generator().manual_seed(0)
+
+    def part(n: int) -> Part:
+        return Part(torch.randint(0, 256, (n, 3, 8, 8), generator=generator, dtype=torch.uint8), torch.arange(n) % 2)
+
+    names = [f"source {k}" for k in range(sources)]
+    few = {name: Domain(name, part(16), part(2)) for name in names}
+    return Task("noise", tuple(few.values()), Domain("target", part(size), part(2)), ("one", "other"), "")
 
 
 def hours(flops: float, teraflops: float) -> float:

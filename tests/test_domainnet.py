@@ -5,7 +5,7 @@ from __future__ import annotations
 import nbformat
 import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_studies import no_task, recorded, results_with, shown_by  # noqa: F401 (a fixture)
 
@@ -30,6 +30,7 @@ def images(method: str, sources: int = 4, train: int = 1000, test: int = 70, **c
     return gpu.images_of(method, METHODS[method].Config(**config), TRAINING, sources, train, test)
 
 
+@settings(deadline=None)  # the first run with so many sources is made, the others read its counts
 @given(sources=st.integers(1, 6), train=st.integers(1, 10**5), test=st.integers(1, 10**4))
 def test_images_of_a_run_are_counted_network_by_network(sources, train, test):
     trained = {name: images(name, sources, train, test).trained for name in ("oracle", "source-only", "fedavg", "kd3a")}
@@ -38,6 +39,24 @@ def test_images_of_a_run_are_counted_network_by_network(sources, train, test):
     assert images("kd3a", sources, train, test).read == 3 * (sources * train + test)
     for config in ({"vote_on": "stage"}, {"teachers": "train"}, {"variant": "official"}):
         assert images("kd3a", sources, train, test, **config).read == 3 * (sources * 100 + test)
+
+
+def test_images_of_rivals_are_counted_too():
+    """With four sources, 300 samples of every domain and 1,000 target images; scoring reads 3 · 70 images."""
+    assert images("mdan") == gpu.Images(300 * 5, 210)
+    assert images("m3sda") == gpu.Images(300 * (5 + 4), 300 * 5 + 210)  # the backbone moves four times on the target
+    assert images("shot") == gpu.Images(300 * 4 * 2, 3 * 4 * 1000 + 210)  # labels for all of the target every epoch
+
+
+def test_what_is_sampled_of_the_target_does_not_grow_with_it():
+    small, large = (images("fada", train=size).read for size in (2_000, 200_000))
+    assert small == large
+
+
+def test_long_runs_and_many_rounds_are_counted_by_short_ones():
+    long = TRAINING.model_copy(update={"epochs": 30, "rounds_per_epoch": 5.0})
+    counted = gpu.images_of("kd3a", METHODS["kd3a"].Config(), long, 4, 1000, 70)
+    assert counted == gpu.Images(30 * 100 * 5, 30 * (5 * 4 * 1000 + 70))
 
 
 def test_hours_grow_with_images_and_shrink_with_speed():
