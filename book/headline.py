@@ -29,6 +29,7 @@ def answer() -> str:
     rival = found[(found["family"] == "decentralised") & ~found["row"].str.match("KD3A|FedAvg$|FedAvg \\(")].iloc[0]
     count = claims.tally(claims.judged("cpu"))["claims"]
     own = "target statistics"
+    waiting = f"{count['open']} wait for runs, and " if count["open"] else ""
     return "\n".join(
         [
             f"**In parts.** In the mean over targets and seeds, on these digits:\n\n- As the paper writes it, KD3A has "
@@ -41,8 +42,7 @@ def answer() -> str:
             "",
             f"Of the {count.sum()} claims of the paper in [the ledger](studies/claims), {count['reproduced']} are "
             f"reproduced on our data, {count['partly reproduced']} partly, {count['not reproduced']} not; "
-            f"{count['open']} wait for runs, and {count['not testable here']} need data and machines that we do not "
-            "have. For most of them more seeds could still turn the verdict.",
+            f"{waiting}{count['not testable here']} need data and machines that we do not have. For most of them more seeds could still turn the verdict.",
         ]
     )
 
