@@ -42,7 +42,8 @@ def answer() -> str:
             "",
             f"Of the {count.sum()} claims of the paper in [the ledger](studies/claims), {count['reproduced']} are "
             f"reproduced on our data, {count['partly reproduced']} partly, {count['not reproduced']} not; "
-            f"{waiting}{count['not testable here']} need data and machines that we do not have. For most of them more seeds could still turn the verdict.",
+            f"{waiting}{count['not testable here']} need data and machines that we do not have. "
+            "For most of them more seeds could still turn the verdict.",
         ]
     )
 
