@@ -22,6 +22,7 @@ from kd3a.methods import METHODS
 from kd3a.runs import Run, make_run, start
 from kd3a.settings import Hardware, Settings, Training
 from kd3a.study import Study
+from kd3a.traffic import BATCH
 from kd3a.weighting import SAMPLES
 
 #: Images of DomainNet's official lists, cleaned version: training and test part of every domain.
@@ -86,8 +87,8 @@ def images_of(method: str, config: Settings, training: Training, sources: int, t
 
 def _tiny(training: Training, times: int = 1) -> Training:
     """The training with few epochs of one batch a round, or of so many times as many samples."""
-    few = times * 4 * math.ceil(training.rounds_per_epoch)
-    short = {"model": "mlp-small", "epochs": min(EPOCHS, training.epochs), "epoch_samples": few, "batch_size": 4}
+    few = times * BATCH * math.ceil(training.rounds_per_epoch)
+    short = {"model": "mlp-small", "epochs": min(EPOCHS, training.epochs), "epoch_samples": few, "batch_size": BATCH}
     return training.model_copy(update=short)
 
 
@@ -126,9 +127,8 @@ def _noise(sources: int, size: int) -> Task:
     def part(n: int) -> Part:
         return Part(torch.randint(0, 256, (n, 3, 8, 8), generator=generator, dtype=torch.uint8), torch.arange(n) % 2)
 
-    names = [f"source {k}" for k in range(sources)]
-    few = {name: Domain(name, part(16), part(2)) for name in names}
-    return Task("noise", tuple(few.values()), Domain("target", part(size), part(2)), ("one", "other"), "")
+    few = tuple(Domain(f"source {k}", part(16), part(2)) for k in range(sources))
+    return Task("noise", few, Domain("target", part(size), part(2)), ("one", "other"), "")
 
 
 def hours(flops: float, teraflops: float) -> float:
