@@ -23,7 +23,7 @@ from kd3a.reconstructions import results_of
 from kd3a.runs import Run, execute, forget, make_run, run_from
 from kd3a.settings import Hardware, Training
 from kd3a.shards import Shard
-from kd3a.study import load_study, shipped
+from kd3a.study import load_study, shipped_for
 from kd3a.traffic import in_words, traffic
 from kd3a.trainer import pick_device
 
@@ -171,10 +171,11 @@ def pairs(texts: list[str], option: str) -> list[tuple[str, str]]:
 
 def run_of(arguments: argparse.Namespace) -> Run:
     """The run that the options describe: the scale's settings, then the method's own, then ``--set``."""
-    dataset = choose("dataset", arguments.dataset, data.DATASETS)
-    choose(f"target of {arguments.dataset}", arguments.target, dataset.DOMAINS)
+    domains = choose("dataset", arguments.dataset, data.DATASETS).DOMAINS
+    domains = domains or data.find(arguments.dataset, arguments.data).DOMAINS  # a folder's own
+    choose(f"target of {arguments.dataset}", arguments.target, domains)
     method = choose("method", arguments.method, METHODS)
-    study = shipped(arguments.dataset, choose("scale", arguments.scale, SCALES))
+    study = shipped_for(arguments.dataset, arguments.scale)
     training = study.training.model_dump()
     config = next((entry.config for entry in study.methods if entry.method == arguments.method), {}).copy()
     for key, text in pairs(arguments.set, "--set"):
@@ -254,7 +255,7 @@ def do_methods(arguments: argparse.Namespace) -> None:
     names = [arguments.name] if arguments.name else list(METHODS)
     choose("method", names[0], METHODS)
     choose("dataset", arguments.dataset, data.DATASETS)
-    training = shipped(arguments.dataset, choose("scale", arguments.scale, SCALES)).training
+    training = shipped_for(arguments.dataset, arguments.scale).training
     task = data.load(arguments.dataset, data.find(arguments.dataset, arguments.data).DOMAINS[0], arguments.data)
     print(
         f"Bytes for {training.model} on {arguments.dataset} at scale {arguments.scale}, {task.target.name} as target:\n"

@@ -140,6 +140,15 @@ def shipped(study: str, scale: str) -> Study | PrivacyStudy:
     return load_study(records.ROOT / "params" / study / f"{scale}.yaml")
 
 
+def shipped_for(dataset: str, scale: str) -> Study:
+    """The benchmark of a dataset. One of another size or split, such as ``pacs-96``, has the settings of ``pacs``; a
+    reader's own ``folder`` those of Office-Caltech10."""
+    name, folder = dataset.replace("folder", "office-caltech10"), records.ROOT / "params"
+    study = max((path.name for path in folder.iterdir() if name.startswith(path.name)), key=len)
+    scales = sorted(path.stem for path in (folder / study).glob("*.yaml"))
+    return shipped(study, choose(f"scale of {dataset}", scale, scales))
+
+
 def fields_given(names: Mapping[str, Any]) -> list[str]:
     """The fields of a params file among the names that a notebook knows; none if they do not make a whole study."""
     if not {"study", "dataset", "scale"} <= set(names) or not {"methods", "attacks"} & set(names):

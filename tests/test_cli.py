@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 from statistics import mean, stdev
 
 import pytest
 import yaml
+from PIL import Image
 
 from kd3a import cli, data, models, records
 from kd3a.data import digits
 from kd3a.errors import UserError
 from kd3a.methods import METHODS
 from kd3a.settings import Hardware, Training
-from kd3a.study import Study, load_study
+from kd3a.study import Study, load_study, shipped_for
 
 COMMANDS = ("run", "study", "methods", "datasets", "data", "records", "verify")
 SHORT = ["--set=epochs=2", "--set=epoch_samples=50", "--set=batch_size=25"]
@@ -362,6 +364,30 @@ def test_ctrl_c_says_how_to_go_on(monkeypatch, capsys):
     monkeypatch.setattr(cli, "run_of", interrupt)
     assert cli.main(RUN) == 130
     assert "same command" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("dataset", sorted(data.DATASETS))
+def test_every_dataset_has_settings(dataset):
+    scale = "paper" if dataset.startswith("domainnet") else "quick"
+    study = shipped_for(dataset, scale)
+    assert study.scale == scale and dataset.replace("folder", "office").startswith(study.study[:6])
+
+
+def test_a_scale_that_a_dataset_does_not_have():
+    with pytest.raises(UserError, match=r"^Unknown scale of domainnet126 'quick': choose one of paper\.$"):
+        shipped_for("domainnet126", "quick")
+
+
+def test_runs_on_a_folder_of_ones_own(tmp_path, capsys, small_model):
+    for domain, label, number in product(("here", "there"), ("cat", "dog"), range(5)):
+        (tmp_path / domain / label).mkdir(parents=True, exist_ok=True)
+        colour = (40 * number, 200 * (label == "cat"), 90)
+        Image.new("RGB", (30, 20), colour).save(tmp_path / domain / label / f"{number}.png")
+    run = ["run", "--dataset=folder", f"--data={tmp_path}", "--method=fedavg", "--set=model=small", *SHORT]
+    cli.main([*run, "--target=here", f"--out={tmp_path / 'records.jsonl'}"])
+    assert "fedavg → here: accuracy" in capsys.readouterr().out
+    assert cli.main([*run, "--target=nowhere"]) != 0
+    assert "choose one of here, there." in capsys.readouterr().err
 
 
 def test_user_errors_are_sentences():
