@@ -335,17 +335,20 @@ ROWS = {
     "Oracle": GREY,
     "Source-only": BROWN,
     "Source-only (K times the steps)": "#7a4a1d",
+    "Source-only (batches of all)": YELLOW,
     "FedAvg": ORANGE,
+    "FedAvg (target statistics)": RED,
     "KD3A": BLUE,
     "KD3A (target statistics)": PURPLE,
     "KD3A (official)": GREEN,
     "KD3A (no mixup)": SKY,
+    "KD3A (mixup)": PINK,
 }
 PLAIN = "#6b8ba4"  # of a bar without a colour of its own
 
 
 def row_colours(rows: Sequence[str]) -> dict[str, str]:
-    spare = iter([YELLOW, RED, INK] * len(rows))
+    spare = iter([PINK, INK] * len(rows))
     return {row: ROWS.get(row) or next(spare) for row in rows}
 
 

@@ -96,8 +96,7 @@ def weight_curves(history: pd.DataFrame, panels: Mapping[str, Mapping[str, str]]
         ax.set_title(title, fontweight="bold", loc="left")
         ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     axes[0, 0].set_ylim(bottom=0)  # shared by all, and only now: it ends the scaling
-    for ax in axes.flat[len(shown) :]:
-        ax.remove()
+    remove_spare(axes, len(shown))
     figure.supxlabel("epoch", fontsize=10)
     figure.supylabel(r"weight $\alpha$ of the domain", fontsize=10)
     figure.legend(handles.values(), handles, loc="outside upper center", ncols=2, columnspacing=1.2)
@@ -233,7 +232,8 @@ def ranked_effects(effects: pd.DataFrame) -> Figure:
                     label=f"beside the {company} values")  # fmt: skip
     ax.axvline(0, color=GREY, lw=1)
     ax.set_yticks(range(len(switches)), switches)
-    ax.set(xlabel="what the released code's value adds (points of accuracy)", ylim=(len(switches) - 0.4, -0.6))
+    ax.set_ylim(len(switches) - 0.4, -0.6)
+    figure.supxlabel("what the released code's value adds (points of accuracy)", fontsize=10)
     figure.legend(loc="outside upper center", ncols=2)
     return figure
 
@@ -268,8 +268,8 @@ def criterion(trials: pd.DataFrame, columns: int = 4) -> Figure:
         x, y = 100 * mine["criterion"], 100 * mine["accuracy"]
         ax.plot(x, y, color=GREY, lw=0.8, zorder=1)
         ax.scatter(x, y, s=28, facecolors=np.where(mine["chosen"], BLUE, "white"), edgecolors=BLUE, zorder=2)
-        ax.set_title(method)
+        ax.set_title(method, fontweight="bold", loc="left")
     remove_spare(axes, len(methods))
-    figure.supxlabel("criterion (%)")
-    figure.supylabel("target accuracy (%)")
+    figure.supxlabel("criterion (%)", fontsize=10)
+    figure.supylabel("target accuracy (%)", fontsize=10)
     return figure

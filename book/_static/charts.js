@@ -86,12 +86,13 @@
       }
       const cursor = make("line", { class: "chart-cursor", y1: MARGIN.top, y2: HEIGHT - MARGIN.bottom });
       svg.append(cursor);
-      svg.addEventListener("pointermove", (event) => {
+      const seek = (event) => {
         const x = event.clientX - svg.getBoundingClientRect().left;
         const near = steps.map((v) => Math.abs(xs.place(v) - x));
         slider.value = near.indexOf(Math.min(...near));
         tell();
-      });
+      };
+      for (const kind of ["pointerdown", "pointermove"]) svg.addEventListener(kind, seek); // a tap does not move
       drawing.replaceChildren(svg);
       legend.replaceChildren(
         data.ylabel + ": ",

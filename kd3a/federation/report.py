@@ -129,4 +129,4 @@ def projected(scaling: list[dict[str, float]], sources: list[int], bandwidth: fl
         k: {"GB a round": k * size / 1e9, "line, s": k * size / bandwidth, "computing, s": start + slope * k}
         for k in sources
     }
-    return pd.DataFrame(rows).T.rename_axis("K")
+    return pd.DataFrame(rows).T
