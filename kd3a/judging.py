@@ -21,7 +21,8 @@ class Claim:
 
     A negative margin allows for a loss. With ``printed``, the row is held against that number instead. ``value`` is a
     column of :func:`kd3a.report.outcomes`. With ``target`` that target alone counts, with :data:`EVERY` each of them by
-    itself. Where rows are ``alike``, they must lie within the margin of each other.
+    itself. Where rows are ``alike``, they must lie within the margin of each other. With ``halfway`` the mean of the
+    rows below is what it must beat: the first has then more than half of the way from one of them to the other.
     """
 
     text: str
@@ -32,6 +33,7 @@ class Claim:
     printed: float | None = None
     target: str = ""
     alike: bool = False
+    halfway: bool = False
 
     @property
     def needed(self) -> str:
@@ -43,12 +45,15 @@ class Claim:
         return f"≥ {100 * self.margin:.1f}".replace("-", "−") if self.margin or self.printed else "> 0"
 
     def told(self, lead: float) -> str:
-        """A lead as a page writes it: in points, or as a factor.
+        """A lead as a page writes it: in points, or as a factor; with a second decimal where one would hide its side.
 
-        >>> Claim("", "a").told(-0.012), Claim("", "a", value=SAVING).told(2)
-        ('−1.2', '100 times')
+        >>> Claim("", "a").told(-0.012), Claim("", "a").told(-0.0003), Claim("", "a", value=SAVING).told(2)
+        ('−1.2', '−0.03', '100 times')
         """
-        return f"{10**lead:,.0f} times" if self.value == SAVING else f"{100 * lead:+.1f}".replace("-", "−")
+        if self.value == SAVING:
+            return f"{10**lead:,.0f} times"
+        close = 1e-6 < abs(100 * (lead - self.margin)) < 0.05
+        return f"{100 * lead:+.{1 + close}f}".replace("-", "−")
 
     def holds(self, lead: float) -> bool:
         if self.alike:
@@ -115,6 +120,8 @@ def _leads(frame: pd.DataFrame, claim: Claim, targets: Sequence[str]) -> list[pd
     cells = pd.MultiIndex.from_product([rows, dict.fromkeys(t for group in groups for t in group)])
     wide = wide.reindex(columns=cells).dropna()
     means = [{row: wide[[(row, t) for t in group]].mean(axis=1) for row in rows} for group in groups]
+    if claim.halfway:
+        return [of[claim.above] - sum(of[rival] for rival in claim.below) / len(claim.below) for of in means]
     if claim.below:
         return [of[claim.above] - of[rival] for of in means for rival in claim.below]
     return [of[claim.above] - claim.printed for of in means]

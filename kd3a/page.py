@@ -138,6 +138,7 @@ class Page:
         check_given(train, study=study, scale=scale, results=results)
         check_folder(results, train)
         self.told = {"results": results, "train": train, "names": names}
+        self.made: dict[str, Page] | None = None  # the same study on other data
         self.found = report.open_results(study, scale, results, names)
         self.study = self.found.study
         self.rows = [entry.title for entry in self.study.methods]
@@ -254,17 +255,33 @@ class Page:
         display(Markdown(told))
         return ours
 
-    def gains(self, above: str, below: str, paper: Mapping[str, tuple[str, str]]) -> pd.DataFrame:
-        """What row ``above`` has more than ``below``, here and in tables of the paper: name → its two rows."""
-        stats = summary(self.frame, [above, below], self.targets).set_index(["row", "target"])["mean"]
-        lines = {f"{self.study.dataset}, here": [100 * stats[below, "mean"], 100 * stats[above, "mean"]]}
+    def gains(
+        self,
+        above: str,
+        below: str,
+        paper: Mapping[str, tuple[str, str]],
+        also: Mapping[str, tuple[str, str]] | None = None,
+    ) -> pd.DataFrame:
+        """What row ``above`` has more than ``below``, here and in tables of the paper: name → its two rows.
+
+        Here is this page and those on other data; ``also`` names further pairs of rows, told where they are. Our gains
+        have an interval.
+        """
+        pairs, lines, intervals = {"": (above, below)} | {f" {name}": p for name, p in (also or {}).items()}, {}, {}
+        for data, page in {self.study.dataset: self, **self.others()}.items():
+            for name, (more, less) in pairs.items():
+                if {more, less} <= {*page.rows}:
+                    stats = summary(page.frame, [more, less], page.targets).set_index(["row", "target"])["mean"]
+                    lines[f"{data}{name}, here"] = [100 * stats[less, "mean"], 100 * stats[more, "mean"]]
+                    intervals[f"{data}{name}, here"] = page.differences([(more, less)])["95 % interval"].iloc[0]
         for name, (more, less) in paper.items():
             printed = paper_table(name)
             lines[f"{name}, in the paper"] = [float(printed[less, "mean"]), float(printed[more, "mean"])]
         cells = pd.DataFrame.from_dict(lines, orient="index", columns=[below, above])
         cells["gain"] = cells[above] - cells[below]
         texts = cells.apply(lambda c: c.map(lambda v: "–" if pd.isna(v) else f"{v:{'+' * (c.name == 'gain')}.1f}"))
-        return texts.map(lambda text: text.replace("-", "−"))
+        texts = texts.map(lambda text: text.replace("-", "−"))
+        return texts.assign(**{"95 % interval": [intervals.get(line, "–") for line in texts.index]})
 
     def means(self, columns: Mapping[str, str]) -> pd.DataFrame:
         """Columns of the records by row in percent, means over targets and seeds; ``columns`` gives their titles."""
@@ -362,6 +379,11 @@ class Page:
         """The same in numbers."""
         return report.effects_table(report.effects(self.frame, self.rows, self.targets))
 
+    def chances(self) -> Markdown:
+        """How many of the effects, here and on other data, leave out zero, and how many would by chance."""
+        pages = (self, *self.others().values())
+        return Markdown(report.chances([report.effects(page.frame, page.rows, page.targets) for page in pages]))
+
     def refusal(self, attack: str) -> Markdown:
         """What the first upload of an attack comes to, tried out now with a single batch."""
         task = self.task()
@@ -407,8 +429,8 @@ class Page:
     def trials(self) -> pd.DataFrame:
         """Every trial of a search, the chosen ones marked."""
         found = report.trials(self.found)
-        cells = found.assign(chosen=found["chosen"].map({True: "chosen", False: ""}))
-        return percents(cells.drop(columns="method").set_index("trial"), "criterion", "accuracy")
+        found.insert(0, "chosen", found.pop("chosen").map({True: "chosen", False: ""}))  # first: in sight on a phone
+        return percents(found.drop(columns="method").set_index("trial"), "criterion", "accuracy")
 
     def criterion(self, name: str) -> Picture:
         """Accuracy of the trials against their criterion, saved as ``name``."""
@@ -427,8 +449,10 @@ class Page:
 
     def others(self) -> dict[str, Page]:
         """Pages of the same study on other data, by what these are called."""
-        studies, notebook = elsewhere(self.study.study, self.scale), self.notebook[len("book/") : -len(".ipynb")]
-        return {title: Page(notebook, name, self.scale, **self.told) for title, name in studies.items()}
+        if self.made is None:  # once: a page may train what is missing
+            studies, notebook = elsewhere(self.study.study, self.scale), self.notebook[len("book/") : -len(".ipynb")]
+            self.made = {title: Page(notebook, name, self.scale, **self.told) for title, name in studies.items()}
+        return self.made
 
     def elsewhere(self, *shows: Callable[[Page], Any]) -> pd.DataFrame | None:
         """What ``shows`` make of :meth:`others`, their table by default, and what all say of the claims.
@@ -450,6 +474,23 @@ class Page:
         findings = self.compare([Claim(f"{high} against {low}", high, (low,)) for high, low in pairs])
         return findings[["measured", "95 % interval"]].rename(columns={"measured": "points of accuracy"})
 
+    def leads(self, cells: Mapping[tuple[str, str], tuple[str, ...]], what: str = "accuracy") -> pd.DataFrame:
+        """The same by two names: ``cells`` maps (row, column) to a pair, or to a pair and the value of a claim.
+
+        ``what`` says in words of what the points are.
+        """
+        claims = [Claim("", high, (low,), value=(*value, "accuracy")[0]) for high, low, *value in cells.values()]
+        texts, seeds = {}, set()
+        for place, found in zip(cells, judge(self.frame, claims, self.targets), strict=True):
+            low, high = map(found.claim.told, found.interval)
+            texts[place] = found.claim.told(found.lead) if found.seeds else "–"
+            if found.seeds > 1:
+                texts[place] += f" ({low} to {high})"
+            seeds |= {found.seeds} - {0}
+        told = f"; n\u00a0=\u00a0{' or '.join(map(str, sorted(seeds)))}" if seeds else ""
+        display(Markdown(f"Points of {what}, with the 95 % interval over seeds in brackets{told}."))
+        return report.tabulated(texts)
+
     def verdict(self, claims: Sequence[Claim], word: str = "reproduced") -> DisplayObject:
         """The findings, and in a word what they come to; ``word`` is another one where the paper claims nothing."""
         findings = judge(self.frame, claims, self.targets)
@@ -465,7 +506,8 @@ class Page:
     def manner(self, claims: Sequence[Claim]) -> str:
         """How leads are counted, in a few sentences."""
         several = (
-            " Against several rows, or on every target, the smallest lead counts; its interval allows for the choice."
+            " Against several rows, or on every target, the {term}`smallest lead` counts; its interval allows for the "
+            "choice."
         )
         return (
             f"Leads are in points of {measured(claims)} over the mean of all targets, seed by seed: mean ± sample "
@@ -477,22 +519,25 @@ class Page:
 def alike(counts: pd.DataFrame) -> pd.DataFrame:
     """The table with rows of the same numbers in one line.
 
-    >>> list(alike(pd.DataFrame({"x": [1, 1, 1, 1, 2]}, list("abcde"))).index)
-    ['4 rows, a to d', 'e']
+    >>> list(alike(pd.DataFrame({"x": [1, 1, 2]}, list("abc"))).index)
+    ['a; b', 'c']
     """
     lines: dict[tuple, list[str]] = {}
     for row in counts.itertuples():
         lines.setdefault(row[1:], []).append(row[0])
-    names = [
-        ", ".join(rows) if len(rows) < 4 else f"{len(rows)} rows, {rows[0]} to {rows[-1]}" for rows in lines.values()
-    ]
-    return pd.DataFrame(list(lines), names, counts.columns)
+    return pd.DataFrame(list(lines), ["; ".join(rows) for rows in lines.values()], counts.columns)
 
 
 def percents(cells: pd.DataFrame, *columns: str) -> pd.DataFrame:
     """The table with these columns as percentages of one decimal."""
     shown = {c: ["–" if pd.isna(v) else f"{100 * v:.1f}" for v in cells[c]] for c in columns}
     return cells.assign(**shown).rename_axis(index=None)
+
+
+def choices(pages: Mapping[str, Page]) -> pd.DataFrame:
+    """What the choices of several searches came to, a line each; ``pages`` by what their data are called."""
+    found = {title: report.choices(report.trials(page.found)) for title, page in pages.items()}
+    return pd.DataFrame.from_dict(found, orient="index")
 
 
 def promise(claims: Sequence[Claim], word: str = "reproduced") -> Markdown:

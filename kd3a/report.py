@@ -13,7 +13,7 @@ import pandas as pd
 
 from kd3a.attacks import Attack
 from kd3a.data import find
-from kd3a.judging import Claim, Finding, judge
+from kd3a.judging import Claim, Finding, interval, judge
 from kd3a.methods import METHODS
 from kd3a.poison import Poison
 from kd3a.reconstructions import Reconstructions, results_of
@@ -350,11 +350,49 @@ def effects_table(effects: pd.DataFrame) -> pd.DataFrame:
     out zero."""
     texts = {}
     for e in effects.itertuples():
-        interval = f" ({100 * e.low:+.1f} to {100 * e.high:+.1f})" if e.seeds > 1 else ""
+        lead, low, high = (Claim("", "").told(value) for value in (e.lead, e.low, e.high))
+        between = f" ({low} to {high})" if e.seeds > 1 else ""
         clear = " clear" if e.low > 0 or e.high < 0 else ""
-        texts[e.switch, f"in {e.company}"] = (f"{100 * e.lead:+.1f}" + interval).replace("-", "−") + clear
+        texts[e.switch, f"in {e.company}"] = lead + between + clear
     table = tabulated(texts)
     return table.reindex(columns=[c for c in ("in paper", "in official") if c in table])
+
+
+def chances(effects: Sequence[pd.DataFrame]) -> str:
+    """How many intervals tables of :func:`effects` hold, how many leave out zero, and how many would by chance.
+
+    >>> chances([pd.DataFrame({"low": [0.1, -0.1], "high": [0.2, 0.1], "seeds": [3, 3]})] * 20)
+    'The tables of effects hold 40 intervals; 20 leave out zero. If no switch did anything, about 2 would, by chance.'
+    """
+    ends = [(e.low, e.high) for table in effects for e in table.itertuples() if e.seeds > 1]
+    if not ends:
+        return "There are no intervals to count: they need more than one seed."
+    clear = sum(low > 0 or high < 0 for low, high in ends)
+    told = f"The tables of effects hold {len(ends)} intervals; {clear} leave out zero."
+    return f"{told} If no switch did anything, about {0.05 * len(ends):.0f} would, by chance."
+
+
+def choices(found: pd.DataFrame) -> dict[str, str]:
+    """What the choices in a table of :func:`trials` came to, over the methods that the search decides: text by column.
+
+    Leads are means over these methods, in points of accuracy, with a 95 % interval over them.
+    """
+    lines = regret(found).set_index("method")
+    lines = lines.loc[[name for name in lines.index if not METHODS[name].maximises_information]]
+    average = found.groupby("method")["accuracy"].mean().reindex(lines.index)
+    cost = (lines["best trial"] - lines["as chosen"]).astype(float)
+
+    def lead(leads: pd.Series) -> str:
+        mean, low, high = map(Claim("", "").told, (leads.mean(), *interval(leads)))
+        return f"{mean} ({low} to {high})" if len(leads) > 1 else "–"
+
+    return {
+        "methods decided": str(len(lines)),
+        "within a point of the best trial": str(int((cost <= 0.01).sum())),
+        "against the average trial": lead((lines["as chosen"] - average).astype(float)),
+        "against published values": lead((lines["as chosen"] - lines["as published"]).astype(float).dropna()),
+        "costs most": f"{cost.idxmax()} ({100 * cost.max():.1f})" if len(cost) else "–",
+    }
 
 
 def regret(found: pd.DataFrame) -> pd.DataFrame:

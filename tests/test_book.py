@@ -422,6 +422,25 @@ def test_what_a_choice_without_labels_costs():
     assert page.percents(trials.set_index("trial"), "accuracy")["accuracy"].tolist() == ["70.0", "60.0"]
 
 
+def test_what_the_choices_of_a_search_came_to():
+    """Over the methods that it decides: SHOT trains on the criterion."""
+    columns = ["method", "trial", "settings", "criterion", "accuracy", "chosen"]
+    told = {"mdan": (0.7, 0.6), "kd3a": (0.5, 0.7), "shot": (0.1, 0.9)}
+    lines = [
+        [name, f"{name} {i + 1}", "x: 1" if i else "as published", 0.5, accuracy, i == (name != "shot")]
+        for name, accuracies in told.items()
+        for i, accuracy in enumerate(accuracies)
+    ]
+    found = report.choices(pd.DataFrame(lines, columns=columns))
+    assert (found["methods decided"], found["within a point of the best trial"]) == ("2", "1")
+    assert found["costs most"] == "mdan (10.0)"
+    half = 12.7062 * np.std([-10, 20], ddof=1) / 2**0.5
+    assert found["against published values"] == f"+5.0 (−{half - 5:.1f} to +{half + 5:.1f})"
+    assert found["against the average trial"].startswith("+2.5 (")
+    nothing = report.choices(pd.DataFrame(lines[:0], columns=columns))
+    assert list(nothing.values()) == ["0", "0", "–", "–", "–"]
+
+
 def test_families_are_told(tmp_path):
     lines = page.Page("benchmarks/digits", "digits", "quick", str(tmp_path)).families().data.splitlines()[2:]
     families = {row.strip(): family.strip() for _, row, family, *_ in (line.split("|") for line in lines)}

@@ -200,6 +200,7 @@ def test_without_batchnorm_there_is_nothing_to_say_of_it():
     whole = claims.of("ablation", [entry.title for entry in shipped("ablation", "cpu").methods])
     assert [claim.text for claim in whole if claim.text not in [c.text for c in asked]] == [
         "BatchNorm MMD improves on that",
+        "BatchNorm MMD does so on every target",
         "The closed form does as well as the loss",
     ]
 
@@ -694,12 +695,26 @@ def test_the_ledger_judges_by_the_claims_of_the_pages(tmp_path, capsys):
     assert verdicts["What KD3A sends after a round does not."] == "open"
     assert verdicts["On DomainNet, it beats all other methods by a large margin."] == "not testable here"
     table = claims.ledger_table(entries)
-    assert (
-        table.count("\n") == len(claims.LEDGER) + 1 and "| +20.0, +40.0 | [rounds](../studies/rounds.ipynb) |" in table
-    )
+    assert table.count("\n") == len(claims.LEDGER) + 1 and "\n| [KD3A beats FADA with" in table
+    assert "](../studies/rounds.ipynb) | section 5.3 | **reproduced** | +20.0, +40.0 |" in table
     assert claims.tally(entries)["claims"].sum() == len(claims.LEDGER)
-    table, counts = shown_by("claims", results=str(tmp_path))
+    table, counts, behind = shown_by("claims", results=str(tmp_path))
     assert table.data == claims.ledger_table(entries) and counts["claims"].sum() == len(claims.LEDGER)
+    line = behind.loc["KD3A at r = 1 beats FADA at every r"]
+    assert (line["data"], line["outcome"], line["measured"]) == ("digits", "holds", "+20.0 ± 0.0 (3)")
+    assert len(behind) == sum(len(found) for one in entries for found in one.findings.values())
+
+
+def test_a_claim_of_half_the_way():
+    frame = pd.DataFrame(
+        {"row": row, "target": "t", "seed": seed, "accuracy": value + seed / 1000}
+        for row, value in {"start": 0.5, "first": 0.62, "end": 0.7}.items()
+        for seed in range(3)
+    )
+    more, less = (Claim("", row, ("start", "end"), halfway=True) for row in ("first", "start"))
+    found = judging.judge(frame, [more, less], ["t"])
+    assert [one.holds for one in found] == [True, False]
+    assert found[0].lead == pytest.approx(0.02) and found[1].lead == pytest.approx(-0.1)
 
 
 def test_a_claim_must_hold_on_all_data_that_have_records(tmp_path):
@@ -735,7 +750,9 @@ def test_the_ledger_and_the_benchmark_pages_ask_for_the_same(study):
 
 
 def test_a_benchmark_asks_about_rivals_only_where_it_has_them():
-    rows = [entry.title for entry in shipped("office-caltech10-features", "cpu").methods]
+    searched = [entry.title for entry in shipped("office-caltech10-features", "cpu").methods]
+    assert claims.of("office-caltech10", searched)[2].below == ("SHOT", "FADA", "FADA (attention alone)")
+    rows = [entry.title for entry in shipped("digit5", "cpu").methods]
     assert [claim.below for claim in claims.of("digit5", rows)[2:]] == [
         ("SHOT", "FADA"),
         ("MDAN", "M³SDA-β", "CMSS", "DSBN"),
@@ -778,6 +795,21 @@ def test_differences_are_told_and_not_judged(tmp_path, no_task):
     assert table.iloc[0].tolist() == ["+4.0 ± 0.0 (3)", "+4.0 to +4.0"]
 
 
+def test_differences_stand_by_two_names(tmp_path, no_task, capsys):
+    cpu = shipped("negative-transfer", "cpu")
+    lines, high = recorded(cpu), "scaled · consensus-focus"
+    for (title, _), line in zip(cpu.runs(), lines, strict=True):
+        line["epochs"][0]["weights"]["synth"] = 0.3 if title == high else 0.2
+    results_with(cpu, tmp_path, lines)
+    own = Page("studies/negative-transfer", "negative-transfer", "cpu", str(tmp_path))
+    pair, value = (high, "no bad domain"), "mean_bad_weight"
+    table = own.leads({("scaled", "weight"): (*pair, value), ("scaled", "none"): ("no row", pair[1]), ("x", "y"): pair})
+    assert table.loc["scaled"].tolist() == ["+10.0 (+10.0 to +10.0)", "–", "–"]
+    assert table.loc["x", "y"] == own.differences([pair])["points of accuracy"].item().replace(" ± 0.0 (3)", "") + (
+        f" ({own.differences([pair])['95 % interval'].item()})"
+    )
+
+
 def test_the_vote_of_a_row_by_epoch(tmp_path, no_task):
     cpu = shipped("augmentation", "cpu")
     results_with(cpu, tmp_path, recorded(cpu))
@@ -813,7 +845,35 @@ def test_shares_are_means_over_epochs_and_seeds(tmp_path, no_task):
 def test_gains_stand_beside_the_papers(tmp_path, no_task):
     own = Page("studies/augmentation", "augmentation", "cpu", str(tmp_path))
     gains = own.gains("Beta(0.2, 0.2)", "no mixup", {"domainnet": ("kd3a", "kd3a (no mixup)")})
-    assert gains.loc["digits, here"].tolist() == ["–", "–", "–"]
+    assert gains.loc["digits, here"].tolist() == ["–", "–", "–", "–"]
     printed = page.paper_table("domainnet")
     low, high = float(printed["kd3a (no mixup)", "mean"]), float(printed["kd3a", "mean"])
-    assert gains.loc["domainnet, in the paper"].tolist() == [f"{low:.1f}", f"{high:.1f}", f"{high - low:+.1f}"]
+    assert gains.loc["domainnet, in the paper"].tolist() == [f"{low:.1f}", f"{high:.1f}", f"{high - low:+.1f}", "–"]
+
+
+def test_gains_are_told_of_other_data_and_other_rows(tmp_path, no_task):
+    for name in ("augmentation", "augmentation-digit5", "augmentation-amazon"):
+        results_with(shipped(name, "cpu"), tmp_path, recorded(shipped(name, "cpu")))
+    own = Page("studies/augmentation", "augmentation", "cpu", str(tmp_path))
+    written = {"as written": ("as written, Beta(0.2, 0.2)", "as written, no mixup")}
+    gains = own.gains("Beta(0.2, 0.2)", "no mixup", {}, written)
+    assert gains.index.tolist() == [
+        "digits, here", "digits as written, here", "Digit-5, here", "Digit-5 as written, here", "Amazon Review, here"
+    ]  # fmt: skip
+    high, low = (own.frame[own.frame["row"] == row]["accuracy"].mean() for row in written["as written"])
+    told = [f"{100 * low:.1f}", f"{100 * high:.1f}", f"{100 * (high - low):+.1f}"]
+    assert gains.loc["digits as written, here"].tolist()[:3] == told
+    assert (gains["95 % interval"] != "–").all()
+    assert own.others() is own.others(), "their pages are made once"
+
+
+def test_effects_that_leave_out_zero_are_counted_over_all_data(tmp_path, no_task):
+    study = shipped("paper-against-code", "quick")
+    results_with(study, tmp_path, recorded(study))
+    own = Page("studies/paper-against-code", "paper-against-code", "quick", str(tmp_path))
+    assert own.chances().data.startswith("There are no intervals")
+    for name in ("paper-against-code", "paper-against-code-digit5"):
+        results_with(shipped(name, "cpu"), tmp_path, recorded(shipped(name, "cpu")))
+    own = Page("studies/paper-against-code", "paper-against-code", "cpu", str(tmp_path))
+    number = 2 * len(report.effects(own.frame, own.rows, own.targets))
+    assert f" {number} intervals; " in own.chances().data and f"about {number / 20:.0f} would" in own.chances().data
