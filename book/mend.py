@@ -68,8 +68,8 @@ def cells_that_wrap(page: BeautifulSoup) -> None:
 
 
 def names_that_wrap(page: BeautifulSoup) -> None:
-    """The name of a module or function breaks after its dots and underscores."""
-    for name in page.select("code.xref .pre, dt.sig .pre, article h2"):
+    """The name of a module, function or column breaks after its dots and underscores."""
+    for name in page.select("code.xref .pre, dt.sig .pre, article h2, table.dataframe th"):
         for string in name.find_all(string=re.compile("[._][A-Za-z]")):
             first, *others = re.split("(?<=[A-Za-z0-9][._])(?=[A-Za-z])", string)
             string.replace_with(first, *(piece for other in others for piece in (page.new_tag("wbr"), other)))

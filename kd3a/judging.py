@@ -52,7 +52,7 @@ class Claim:
         """
         if self.value == SAVING:
             return f"{10**lead:,.0f} times"
-        close = 1e-6 < abs(100 * (lead - self.margin)) < 0.05
+        close = any(1e-6 < abs(100 * (lead - limit)) < 0.05 for limit in (0, self.margin))
         return f"{100 * lead:+.{1 + close}f}".replace("-", "−")
 
     def holds(self, lead: float) -> bool:

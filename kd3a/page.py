@@ -223,8 +223,8 @@ class Page:
 
     def table(self, rows: Sequence[str] | None = None) -> pd.DataFrame:
         """Accuracy of each row on each target."""
-        cells, seeds = report.compact(table(self.frame, list(rows or self.rows), self.targets))
-        display(Markdown(f"Accuracy on the target's test part in percent, mean ± sample standard deviation; {seeds}."))
+        cells, told = report.compact(table(self.frame, list(rows or self.rows), self.targets))
+        display(Markdown(f"Accuracy on the target's test part in percent, {told}."))
         return cells
 
     def beside(self, paper: str, rows: Mapping[str, str]) -> pd.DataFrame:
@@ -245,8 +245,8 @@ class Page:
 
         With ``paper``, each cell also shows what that table of the paper has at the same place.
         """
-        ours, seeds = report.compact(report.cross(self.frame, cells, self.targets))
-        told = f"Mean accuracy over all targets in percent ± sample standard deviation over seeds; {seeds}."
+        ours, told = report.compact(report.cross(self.frame, cells, self.targets))
+        told = f"Mean accuracy over all targets in percent, {told}."
         if paper:
             printed = paper_table(paper)
             texts = {(r, c): f"{ours.loc[r, c]} / {printed.get((r, c), '–')}" for r in ours.index for c in ours.columns}
@@ -329,10 +329,10 @@ class Page:
     def ranking(self) -> pd.DataFrame:
         """All rows, best first: family, mean accuracy over targets, and bytes beside it."""
         found = report.ranking(self.found)
-        cells, seeds = report.compact(
+        cells, told = report.compact(
             pd.DataFrame({"accuracy (%)": list(map(percent, found["mean"], found["std"], found["n"]))})
         )
-        display(Markdown(f"Mean over all targets, ± sample standard deviation over seeds; {seeds}."))
+        display(Markdown(f"Accuracy over all targets, {told}."))
         cells.insert(0, "family", found["family"])
         return cells.assign(**{"MB exchanged": found["megabytes"].map("{:,.1f}".format)}).set_axis(
             found["row"].tolist()

@@ -128,7 +128,8 @@ def accuracy_against_bytes(points: pd.DataFrame, families: Mapping[str, Sequence
             if len(mine) > 1:
                 at = (mine.loc[row, "megabytes"], 100 * mine.loc[row, "mean"])
                 beside = (0, 8) if k % 2 == 0 else (0, -15)  # neighbours on other sides of their lines
-                ax.annotate(text.removeprefix("r = "), at, beside, textcoords="offset points", ha="center", fontsize=8)
+                ax.annotate(text.removeprefix("r = "), at, beside, textcoords="offset points", ha="center", fontsize=8,
+                            bbox={"fc": "white", "ec": "none", "pad": 0.3}, zorder=3)  # fmt: skip
     ax.set(xscale="log", xlabel="megabytes exchanged in a run", ylabel="target accuracy (%)")
     ax.xaxis.set_major_formatter("{x:g}")
     ax.margins(y=0.15)

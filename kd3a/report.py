@@ -158,17 +158,19 @@ def provenance(runs: Sequence[tuple[str, Record]]) -> dict[str, str]:
 
 
 def compact(cells: pd.DataFrame) -> tuple[pd.DataFrame, str]:
-    r"""A table of :func:`kd3a.study.table` and how to say its numbers of seeds: once, if it is the same in all cells.
+    r"""A table of :func:`kd3a.study.table` and what its numbers are; of how many seeds, if all are of as many.
 
-    >>> compact(pd.DataFrame({"t": ["79.3 ± 0.4 (3)"]}))[1]
-    'n\xa0=\xa03'
+    >>> compact(pd.DataFrame({"t": ["79.3 ± 0.4 (3)"]}))[1], compact(pd.DataFrame({"t": ["79.3 (1)"]}))[1]
+    ('mean ± sample standard deviation over seeds; n\xa0=\xa03', 'of one seed')
     """
+    told = "mean ± sample standard deviation over seeds"
     cells = cells.rename_axis(index=None, columns=None)
     numbers = {text.rpartition(" ")[2] for text in cells.to_numpy().ravel()}
     if len(numbers) != 1 or numbers == {"–"}:
-        return cells, "the number of seeds is in brackets"
-    seeds = f"n\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{numbers.pop().strip('()')}"
-    return cells.map(lambda text: text.rpartition(" ")[0]), seeds
+        return cells, f"{told}; the number of seeds is in brackets"
+    number = numbers.pop().strip("()")
+    words = f"{told}; n\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{number}" if number != "1" else "of one seed"
+    return cells.map(lambda text: text.rpartition(" ")[0]), words
 
 
 def trials(results: Results) -> pd.DataFrame:
