@@ -8,11 +8,11 @@ import pandas as pd
 from IPython.display import Markdown, display
 
 from kd3a import models, plots, plots_privacy, report
-from kd3a.judging import Claim
+from kd3a.judging import Claim, interval
 from kd3a.page import Page, facts_table
 from kd3a.plots import Picture
 from kd3a.probes import NAMES, RECOVERED, Seen, picture
-from kd3a.reconstructions import overview
+from kd3a.reconstructions import overview, rivals
 
 
 class PrivacyPage(Page):
@@ -40,24 +40,42 @@ class PrivacyPage(Page):
         return facts_table(facts | report.provenance(self.runs))
 
     def overview(self, network: str) -> pd.DataFrame:
-        """PSNR, SSIM and recovered images of a network's rows beside their controls."""
+        """PSNR, SSIM and recovered images of a network's rows beside their controls, and what the mean image scores."""
         frame = self.found.frame()
-        cells = overview(frame[frame["network"] == network])
+        mine = frame[frame["network"] == network]
+        cells, average = overview(mine), mine[mine["kind"] == "mean image"].groupby("row")
+        added = {
+            "mean image: PSNR (dB)": ("psnr", 1, "{:.1f}"),
+            "mean image: recovered (%)": ("recovered", 100, "{:.0f}"),
+        }
+        for title, (column, factor, form) in added.items():
+            means = average[column].mean()
+            cells[title] = [form.format(factor * means[rivals(row)[1]]) for row in cells.index]
         parts = (row.replace(" × ", "\u00a0×\u00a0").split(" · ") for row in cells.index)
         cells.index = [f"{NAMES[attack]}, {seen}" for _, attack, seen in parts]
-        display(Markdown(f"`{network}`: attack / control, mean ± sample standard deviation over images."))
+        told = (
+            "attack / control, mean ± sample standard deviation over images; the mean image on the same private images."
+        )
+        display(Markdown(f"`{network}`: {told}"))
         return cells
 
     def chance(self) -> Markdown:
-        """What guesses reach without any update, in a sentence."""
+        """The updates of which no attack makes as much as a guess that needs none, in a few sentences."""
         frame = self.found.frame()
-        mine = frame[(frame["kind"] == "mean image") & (frame["attack"] != "inversion")]
-        if mine.empty:
+        if frame.empty:
             return Markdown("No attack is recorded yet.")
+        psnr = frame.pivot_table("psnr", ["network", "seen", "attack", "seed"], "kind")
+        leads = (psnr["attack"] - psnr["mean image"]).groupby(["network", "seen", "attack"])
+        below = leads.apply(lambda lead: interval(lead)[1] < 0).groupby(["network", "seen"]).all()
+        failed = []
+        for network in self.study.networks:
+            titles = [seen.replace(" ", "\u00a0") for seen in self.seen() if below.get((network, seen), False)]
+            failed.append(f"`{network}` {', '.join(titles) or 'none'}")
         return Markdown(
-            f"The mean of all images of `{self.study.domain}`, a guess that needs no update, comes to "
-            f"{mine['psnr'].mean():.1f} dB and an SSIM of {mine['ssim'].mean():.2f} with the private images, and would "
-            f"pass as a recovery of {mine['recovered'].mean():.0%} of them."
+            f"The mean of all images of `{self.study.domain}` is a guess that needs no update. Updates for which every "
+            "attack that was tried has a lower PSNR than it, with the whole 95 % interval over images: "
+            f"{'; '.join(failed)}. There the search itself has failed, so that a share of zero measures the attack and "
+            "not how safe the update is."
         )
 
     def curves(self, name: str) -> Picture:

@@ -325,7 +325,20 @@ def test_the_page_shows_what_is_recorded(there, tmp_path, monkeypatch, no_task, 
     tables = [item for item in shown if isinstance(item, pd.DataFrame) and there]
     assert all(not table.isna().any(axis=None) for table in tables)
     assert [len(table) for table in tables] == ([12, 12] if there else [])
-    assert "12.0 dB" in shown[-4].data if there else "No attack" in shown[-4].data
+    assert "`cnn-sigmoid` 2\u00a0×\u00a01, " in shown[-4].data if there else "No attack" in shown[-4].data
+    assert all(set(table["mean image: PSNR (dB)"]) == {"12.0"} for table in tables)
+
+
+def test_updates_from_which_nothing_was_found_are_named(tmp_path, no_task):  # noqa: F811
+    study = shipped("privacy", "cpu")
+    found = {("inversion", seen): 30.0 for seen in ("1 × 1", "8 × 1", "1 × 50")}
+    results_with(study, tmp_path, recorded(study, found | {("dlg", "4 × 1"): 12.1}))
+    page = PrivacyPage("studies/privacy", "privacy", "cpu", str(tmp_path))
+    told = page.chance().data.replace("\u00a0", " ")
+    assert "`cnn-sigmoid` 2 × 1, 20 × 1, 20 × 50; `cnn-narrow` 2 × 1, 20 × 1, 20 × 50." in told
+    results_with(study, tmp_path, recorded(study, {}, average=9.0))
+    page = PrivacyPage("studies/privacy", "privacy", "cpu", str(tmp_path))
+    assert "`cnn-sigmoid` none; `cnn-narrow` none." in page.chance().data
 
 
 def test_updates_stand_in_order_on_the_page(tmp_path, no_task):  # noqa: F811
