@@ -425,7 +425,13 @@ def statements(entries: Sequence[Judged]) -> pd.DataFrame:
         findings_table(found).reset_index().assign(data=data) for one in entries for data, found in one.findings.items()
     ]
     columns = ["statement", "data", "outcome", "needed", "measured", "95 % interval"]
-    return pd.concat(tables).rename(columns={"claim": "statement"}).drop_duplicates()[columns].set_index("statement")
+    return (
+        pd.concat(tables)
+        .rename(columns={"claim": "statement"})
+        .drop_duplicates()[columns]
+        .set_index("statement")
+        .rename_axis(index=None)
+    )
 
 
 def tally(entries: Sequence[Judged]) -> pd.DataFrame:

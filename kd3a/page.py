@@ -30,8 +30,6 @@ from kd3a.settings import Hardware, Training
 from kd3a.study import fields_given, percent, summary, table
 from kd3a.traffic import traffic
 
-pd.set_option("display.max_colwidth", None)  # a page shows every cell whole
-
 
 def facts_table(facts: Mapping[str, str]) -> Markdown:
     """Two columns, in Markdown."""

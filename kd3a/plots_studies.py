@@ -126,10 +126,10 @@ def accuracy_against_bytes(points: pd.DataFrame, families: Mapping[str, Sequence
                     marker=MARKERS[k], ms=5.5, capsize=2.5, elinewidth=1.2, label=name, zorder=2)  # fmt: skip
         for row, text in zip(mine.index, short(list(mine.index)), strict=True):
             if len(mine) > 1:
-                at = (mine.loc[row, "megabytes"], 100 * mine.loc[row, "mean"])
-                beside = (0, 8) if k % 2 == 0 else (0, -15)  # neighbours on other sides of their lines
-                ax.annotate(text.removeprefix("r = "), at, beside, textcoords="offset points", ha="center", fontsize=8,
-                            bbox={"fc": "white", "ec": "none", "pad": 0.3}, zorder=3)  # fmt: skip
+                side = 1 if k % 2 == 0 else -1  # neighbours on other sides of their lines, beyond the whiskers
+                end = mine.loc[row, "mean"] + side * mine["std"].fillna(0)[row]
+                at, beside = (mine.loc[row, "megabytes"], 100 * end), (0, 7 if side > 0 else -14)
+                ax.annotate(text.removeprefix("r = "), at, beside, textcoords="offset points", ha="center", fontsize=8)
     ax.set(xscale="log", xlabel="megabytes exchanged in a run", ylabel="target accuracy (%)")
     ax.xaxis.set_major_formatter("{x:g}")
     ax.margins(y=0.15)

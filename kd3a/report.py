@@ -20,6 +20,8 @@ from kd3a.reconstructions import Reconstructions, results_of
 from kd3a.records import Record
 from kd3a.study import MethodEntry, Results, Study, duration, percent, shipped, study_given, summary
 
+pd.set_option("display.max_colwidth", None, "display.max_rows", None)  # a page shows every cell and row
+
 
 def open_results(study: str, scale: str, folder: str = "", names: Mapping[str, Any] | None = None) -> Results:
     """The records of a study, in ``folder``, else in ``KD3A_RESULTS``, else in the repository's results/.
