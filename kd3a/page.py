@@ -165,7 +165,7 @@ class Page:
             "ones; it can be stopped and goes on later."
         )
         display(Markdown(f"```{{warning}}\n{text}\n```"))
-        return alike(missing.rename_axis(index=None, columns=None))
+        return alike(missing.rename_axis(index=None, columns=None), len(self.rows))
 
     def task(self) -> Task | None:
         """The task of the first target, where its data are at hand."""
@@ -514,16 +514,17 @@ class Page:
         ) + (several if any(len(claim.below) > 1 or claim.target for claim in claims) else "")
 
 
-def alike(counts: pd.DataFrame) -> pd.DataFrame:
-    """The table with rows of the same numbers in one line.
+def alike(counts: pd.DataFrame, whole: int) -> pd.DataFrame:
+    """The table with rows of the same numbers in one line; ``whole`` is how many rows there are in all.
 
-    >>> list(alike(pd.DataFrame({"x": [1, 1, 2]}, list("abc"))).index)
+    >>> list(alike(pd.DataFrame({"x": [1, 1, 2]}, list("abc")), 3).index)
     ['a; b', 'c']
     """
     lines: dict[tuple, list[str]] = {}
     for row in counts.itertuples():
         lines.setdefault(row[1:], []).append(row[0])
-    return pd.DataFrame(list(lines), ["; ".join(rows) for rows in lines.values()], counts.columns)
+    names = ["; ".join(rows) if len(rows) < whole else "every row" for rows in lines.values()]
+    return pd.DataFrame(list(lines), names, counts.columns)
 
 
 def percents(cells: pd.DataFrame, *columns: str) -> pd.DataFrame:
