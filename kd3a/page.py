@@ -6,17 +6,13 @@ each piece is one method of :class:`Page`, so that a page differs from another b
 
 from __future__ import annotations
 
-import ast
-import math
-import os
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from IPython.display import DisplayObject, Markdown, display
 
-from kd3a import charts, models, plots, plots_studies, records, report
+from kd3a import charts, models, plots, plots_studies, report
 from kd3a.channel import RefusedMessage
 from kd3a.charts import Chart
 from kd3a.claims import elsewhere, of
@@ -24,91 +20,18 @@ from kd3a.domains import Task
 from kd3a.errors import UserError, listing
 from kd3a.judging import SAVING, Claim, findings_table, judge, verdict
 from kd3a.methods import METHODS
+from kd3a.paper import paper_table
+from kd3a.parameters import check_folder, check_given, check_injected
 from kd3a.plots import Picture
 from kd3a.runs import make_run, start
 from kd3a.settings import Hardware, Training
-from kd3a.study import fields_given, percent, summary, table
+from kd3a.study import percent, summary, table
 from kd3a.traffic import traffic
 
 
 def facts_table(facts: Mapping[str, str]) -> Markdown:
     """Two columns, in Markdown."""
     return Markdown("| what | value |\n|---|---|\n" + "\n".join(f"| {name} | {facts[name]} |" for name in facts))
-
-
-# --- parameters -------------------------------------------------------------------------------------------------------
-
-#: How the cell begins that papermill puts below a notebook's own parameters.
-INJECTED = "# Parameters"
-
-
-def assigned(cell: str) -> list[str]:
-    """The names to which a cell gives values, in order; none if it is not plain Python.
-
-    >>> assigned('scale: str = "cpu"; train = False')
-    ['scale', 'train']
-    """
-    try:
-        nodes = list(ast.walk(ast.parse(cell)))
-    except SyntaxError:
-        return []
-    return [node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
-
-
-def check_injected(notebook: str, names: Mapping[str, Any]) -> None:
-    """Refuse a parameter given by papermill that neither a cell above it nor a whole params file knows.
-
-    IPython keeps the cells that ran in ``In``; variables that a notebook makes later are not looked at.
-    """
-    cells = names.get("In", [])
-    given = [number for number, cell in enumerate(cells) if cell.startswith(INJECTED)]
-    if not given:
-        return
-    above = [cell for number, cell in enumerate(cells[: given[-1]]) if number not in given]
-    known = dict.fromkeys(name for cell in above for name in assigned(cell))
-    for name in assigned(cells[given[-1]]):
-        if name not in known and name not in fields_given(names):
-            raise UserError(
-                f"{notebook} has no parameter {name!r}: choose one of {listing(known)}, or pass a whole study with "
-                "-f params/<study>/<scale>.yaml."
-            )
-
-
-def check_given(train: Any, **texts: Any) -> None:
-    """Refuse what papermill did not turn into the kind of value that is needed."""
-    if not isinstance(train, bool):
-        raise UserError(f"Parameter train = {train!r}: write True or False.")
-    for name, value in texts.items():
-        if not isinstance(value, str):
-            raise UserError(f"Parameter {name} = {value!r} is not a text: pass it with papermill's -r instead of -p.")
-
-
-def check_folder(results: str, train: bool) -> None:
-    """Refuse a folder of records that is not there; for training it is made."""
-    told = results or os.environ.get("KD3A_RESULTS")
-    if not told:
-        return
-    where, folder = "Parameter results" if results else "KD3A_RESULTS", Path(told).absolute()
-    if train:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(
-                f"{where}: the folder {folder} cannot be made ({error.strerror}); name another one."
-            ) from None
-    elif not folder.is_dir():
-        raise UserError(f"{where}: there is no folder {folder}; name one with records, or train with -p train True.")
-
-
-def positive(name: str, value: Any) -> float:
-    """A parameter that must be a number above 0.
-
-    >>> positive("teraflops", 30.0)
-    30.0
-    """
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise UserError(f"Parameter {name} = {value!r}: write a number above 0.")
-    return value
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------
@@ -571,25 +494,3 @@ def measured(claims: Sequence[Claim]) -> str:
     """What the claims compare, in words."""
     values = {claim.value for claim in claims}
     return " or ".join([NAMES[value] for value in NAMES if value in values])
-
-
-def printed(name: str) -> pd.DataFrame:
-    """A table of the paper as it stands there, mean ± standard deviation in percent."""
-    cells = paper_cells(name)
-    spread = [f" ± {std}" if pd.notna(std) else "" for std in cells["std"]]
-    texts = {(r.row, r.column): f"{r.mean}{more}" for r, more in zip(cells.itertuples(), spread, strict=True)}
-    return report.tabulated(texts)
-
-
-def paper_table(name: str) -> dict[tuple[str, str], str]:
-    """Numbers that the paper prints, by row and column; its average column is called ``mean``."""
-    return {(r.row, r.column): r.mean for r in paper_cells(name).itertuples()}
-
-
-def paper_cells(name: str) -> pd.DataFrame:
-    """The lines of a table of the paper: row, column, mean, std; its average column is called ``mean``."""
-    cells = pd.read_csv(records.ROOT / "results" / "paper.csv", dtype=str)
-    cells = cells[cells["table"] == name]
-    if cells.empty:
-        raise UserError(f"The paper has no table {name!r} in results/paper.csv.")
-    return cells.assign(column=cells["column"].str.replace("avg", "mean"))

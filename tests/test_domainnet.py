@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_studies import no_task, recorded, results_with, shown_by  # noqa: F401 (a fixture)
 
-from kd3a import claims, gpu, page, plots
+from kd3a import claims, gpu, paper, plots
 from kd3a.data.images import DOMAINNET
 from kd3a.methods import METHODS
 from kd3a.records import ROOT
@@ -76,8 +76,8 @@ def test_the_sizes_of_domainnet_are_those_of_its_lists():
 
 
 def test_the_papers_table_is_shown_as_printed():
-    table = page.printed("domainnet")
-    cells = page.paper_cells("domainnet").set_index(["row", "column"])
+    table = paper.printed("domainnet")
+    cells = paper.paper_cells("domainnet").set_index(["row", "column"])
     assert set(table.columns) == {*DOMAINNET.DOMAINS, "mean"} and not table.isna().any(axis=None)
     assert table.loc["oracle", "clipart"] == " ± ".join(cells.loc[("oracle", "clipart"), ["mean", "std"]])
 

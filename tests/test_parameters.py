@@ -14,8 +14,9 @@ import yaml
 
 from kd3a import records
 from kd3a.errors import UserError
-from kd3a.page import Page, assigned, positive
+from kd3a.page import Page
 from kd3a.page_privacy import PrivacyPage
+from kd3a.parameters import assigned, positive
 from kd3a.settings import Hardware
 from kd3a.study import Results, Study
 

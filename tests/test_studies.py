@@ -17,7 +17,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kd3a import claims, consensus, judging, page, plots, plots_studies, records, report
+from kd3a import claims, consensus, judging, page, paper, plots, plots_studies, records, report
 from kd3a.channel import Channel, NotFinite
 from kd3a.cli import main
 from kd3a.errors import UserError
@@ -846,7 +846,7 @@ def test_gains_stand_beside_the_papers(tmp_path, no_task):
     own = Page("studies/augmentation", "augmentation", "cpu", str(tmp_path))
     gains = own.gains("Beta(0.2, 0.2)", "no mixup", {"domainnet": ("kd3a", "kd3a (no mixup)")})
     assert gains.loc["digits, here"].tolist() == ["–", "–", "–", "–"]
-    printed = page.paper_table("domainnet")
+    printed = paper.paper_table("domainnet")
     low, high = float(printed["kd3a (no mixup)", "mean"]), float(printed["kd3a", "mean"])
     assert gains.loc["domainnet, in the paper"].tolist() == [f"{low:.1f}", f"{high:.1f}", f"{high - low:+.1f}", "–"]
 
