@@ -30,7 +30,7 @@ def answer() -> str:
     verdicts = claims.tally(claims.judged("cpu"))
     count, clear = verdicts["claims"], sum(int(n) for n in verdicts["of them clear"] if n != "–")
     own = "target statistics"
-    waiting = f"{count['open']} wait for runs, and " if count["open"] else ""
+    waiting = f"{count['open']} still to be judged, and " if count["open"] else ""
     seeds = {1: "one seed", 2: "two seeds", 3: "three seeds"}.get(n := int(found["n"].min()), f"{n} seeds")
     return "\n".join(
         [
