@@ -58,12 +58,12 @@ JOINED = re.compile(r"(?<=[±/≥>]) | (?=(?:s|min|h|MB)$)")
 
 
 def cells_that_wrap(page: BeautifulSoup) -> None:
-    """A cell keeps its numbers whole; one that is longer than a number with its spread is a text."""
+    """A cell keeps its numbers whole; one longer than a number with its spread, or with an interval too, is a text."""
     for cell in page.select("table.dataframe tbody td"):
         text = cell.string or ""
         if JOINED.search(text):
             cell.string = JOINED.sub("\N{NO-BREAK SPACE}", text)
-        if len(text) > 24:
+        if len(text) > 24 or ("(" in text and " to " in text):
             cell["class"] = "text"
 
 

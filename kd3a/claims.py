@@ -420,18 +420,14 @@ def ledger_table(entries: Sequence[Judged]) -> str:
 
 
 def statements(entries: Sequence[Judged]) -> pd.DataFrame:
-    """Every statement behind the ledger's lines: on which data, what it needed, what was measured, how it came out."""
+    """Every statement behind the ledger's lines, with its data: how it came out, and what was measured."""
     tables = [
-        findings_table(found).reset_index().assign(data=data) for one in entries for data, found in one.findings.items()
+        findings_table(found).rename(lambda statement, data=data: f"{statement} · {data}")
+        for one in entries
+        for data, found in one.findings.items()
     ]
-    columns = ["statement", "data", "outcome", "needed", "measured", "95 % interval"]
-    return (
-        pd.concat(tables)
-        .rename(columns={"claim": "statement"})
-        .drop_duplicates()[columns]
-        .set_index("statement")
-        .rename_axis(index=None)
-    )
+    found = pd.concat(tables).drop(columns="needed").rename_axis(index=None)
+    return found[~found.index.duplicated()]
 
 
 def tally(entries: Sequence[Judged]) -> pd.DataFrame:

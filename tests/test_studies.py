@@ -700,8 +700,8 @@ def test_the_ledger_judges_by_the_claims_of_the_pages(tmp_path, capsys):
     assert claims.tally(entries)["claims"].sum() == len(claims.LEDGER)
     table, counts, behind = shown_by("claims", results=str(tmp_path))
     assert table.data == claims.ledger_table(entries) and counts["claims"].sum() == len(claims.LEDGER)
-    line = behind.loc["KD3A at r = 1 beats FADA at every r"]
-    assert (line["data"], line["outcome"], line["measured"]) == ("digits", "holds", "+20.0 ± 0.0 (3)")
+    line = behind.loc["KD3A at r = 1 beats FADA at every r · digits"]
+    assert (line["outcome"], line["measured"]) == ("holds", "+20.0 ± 0.0 (3)")
     assert len(behind) == sum(len(found) for one in entries for found in one.findings.values())
 
 
