@@ -55,6 +55,14 @@ class Claim:
         close = any(1e-6 < abs(100 * (lead - limit)) < 0.05 for limit in (0, self.margin))
         return f"{100 * lead:+.{1 + close}f}".replace("-", "−")
 
+    def within(self, lead: float, low: float, high: float) -> str:
+        """A lead and, in brackets, its interval, if it has one.
+
+        >>> Claim("", "a").within(0.012, -0.004, 0.028), Claim("", "a").within(0.012, NAN, NAN)
+        ('+1.2 (−0.4 to +2.8)', '+1.2')
+        """
+        return self.told(lead) + (f" ({self.told(low)} to {self.told(high)})" if pd.notna(low) else "")
+
     def holds(self, lead: float) -> bool:
         if self.alike:
             return bool(abs(lead) <= self.margin)

@@ -403,10 +403,7 @@ class Page:
         claims = [Claim("", high, (low,), value=(*value, "accuracy")[0]) for high, low, *value in cells.values()]
         texts, seeds = {}, set()
         for place, found in zip(cells, judge(self.frame, claims, self.targets), strict=True):
-            low, high = map(found.claim.told, found.interval)
-            texts[place] = found.claim.told(found.lead) if found.seeds else "–"
-            if found.seeds > 1:
-                texts[place] += f" ({low} to {high})"
+            texts[place] = found.claim.within(found.lead, *found.interval) if found.seeds else "–"
             seeds |= {found.seeds} - {0}
         told = f"; n\u00a0=\u00a0{' or '.join(map(str, sorted(seeds)))}" if seeds else ""
         display(Markdown(f"Points of {what}, with the 95 % interval over seeds in brackets{told}."))

@@ -354,10 +354,8 @@ def effects_table(effects: pd.DataFrame) -> pd.DataFrame:
     out zero."""
     texts = {}
     for e in effects.itertuples():
-        lead, low, high = (Claim("", "").told(value) for value in (e.lead, e.low, e.high))
-        between = f" ({low} to {high})" if e.seeds > 1 else ""
         clear = " clear" if e.low > 0 or e.high < 0 else ""
-        texts[e.switch, f"in {e.company}"] = lead + between + clear
+        texts[e.switch, f"in {e.company}"] = Claim("", "").within(e.lead, e.low, e.high) + clear
     table = tabulated(texts)
     return table.reindex(columns=[c for c in ("in paper", "in official") if c in table])
 
@@ -387,8 +385,7 @@ def choices(found: pd.DataFrame) -> dict[str, str]:
     cost = (lines["best trial"] - lines["as chosen"]).astype(float)
 
     def lead(leads: pd.Series) -> str:
-        mean, low, high = map(Claim("", "").told, (leads.mean(), *interval(leads)))
-        return f"{mean} ({low} to {high})" if len(leads) > 1 else "–"
+        return Claim("", "").within(leads.mean(), *interval(leads)) if len(leads) > 1 else "–"
 
     return {
         "methods decided": str(len(lines)),
