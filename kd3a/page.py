@@ -148,18 +148,15 @@ class Page:
         display(Markdown(f"Accuracy on the target's test part in percent, {told}."))
         return cells
 
-    def beside(self, paper: str, rows: Mapping[str, str]) -> pd.DataFrame:
-        """Our mean over targets beside the paper's; ``rows`` maps our rows to those of table ``paper``."""
-        printed = paper_table(paper)
-        stats = summary(self.frame, list(rows), self.targets).set_index(["row", "target"])
-        lines = {}
-        for ours, theirs in rows.items():
-            for target in [*self.targets, "mean"]:
-                mean, there = 100 * stats.loc[(ours, target), "mean"], printed.get((theirs, target))
-                lines[ours, target] = "–" if pd.isna(mean) else f"{mean:.1f} / {'–' if there is None else there}"
-        cells = pd.Series(lines).unstack(1).reindex(index=list(rows), columns=[*self.targets, "mean"])
+    def beside(self, paper: str) -> pd.DataFrame:
+        """Our accuracies beside those of table ``paper``, for every row that both have, in the paper's order."""
+        printed, texts = paper_table(paper), {}
+        rows = [row for row in dict.fromkeys(row for row, _ in printed) if row in self.rows]
+        for s in summary(self.frame, rows, self.targets).itertuples():
+            there = printed.get((s.row, s.target), "–")
+            texts[s.row, s.target] = f"{100 * s.mean:.1f} / {there}" if s.n else "–"
         display(Markdown("Ours / the paper's, in percent."))
-        return cells
+        return report.tabulated(texts)
 
     def cross(self, cells: Mapping[tuple[str, str], str], paper: str = "") -> pd.DataFrame:
         """Mean accuracy over all targets by two names; ``cells`` maps (row, column) to a row of the study.

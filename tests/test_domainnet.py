@@ -79,7 +79,7 @@ def test_the_papers_table_is_shown_as_printed():
     table = paper.printed("domainnet")
     cells = paper.paper_cells("domainnet").set_index(["row", "column"])
     assert set(table.columns) == {*DOMAINNET.DOMAINS, "mean"} and not table.isna().any(axis=None)
-    assert table.loc["oracle", "clipart"] == " ± ".join(cells.loc[("oracle", "clipart"), ["mean", "std"]])
+    assert table.loc["Oracle", "clipart"] == " ± ".join(cells.loc[("Oracle", "clipart"), ["mean", "std"]])
 
 
 @pytest.mark.parametrize("study", ["pacs", "pacs-features", "domainnet"])

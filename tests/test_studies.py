@@ -844,10 +844,10 @@ def test_shares_are_means_over_epochs_and_seeds(tmp_path, no_task):
 
 def test_gains_stand_beside_the_papers(tmp_path, no_task):
     own = Page("studies/augmentation", "augmentation", "cpu", str(tmp_path))
-    gains = own.gains("Beta(0.2, 0.2)", "no mixup", {"domainnet": ("kd3a", "kd3a (no mixup)")})
+    gains = own.gains("Beta(0.2, 0.2)", "no mixup", {"domainnet": ("KD3A", "KD3A (no mixup)")})
     assert gains.loc["digits, here"].tolist() == ["–", "–", "–", "–"]
     printed = paper.paper_table("domainnet")
-    low, high = float(printed["kd3a (no mixup)", "mean"]), float(printed["kd3a", "mean"])
+    low, high = float(printed["KD3A (no mixup)", "mean"]), float(printed["KD3A", "mean"])
     assert gains.loc["domainnet, in the paper"].tolist() == [f"{low:.1f}", f"{high:.1f}", f"{high - low:+.1f}", "–"]
 
 
