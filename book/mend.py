@@ -67,6 +67,15 @@ def cells_that_wrap(page: BeautifulSoup) -> None:
             cell["class"] = "text"
 
 
+def means_in_sight(page: BeautifulSoup) -> None:
+    """Where a table ends in a column of means, that column stays in sight while the others scroll."""
+    for table in page.select("table.dataframe:has(thead)"):
+        *_, last = table.select("thead tr:first-child > *")
+        if last.get_text(strip=True) == "mean":
+            for cell in table.select("tr > :last-child"):
+                cell["class"] = [*cell.get_attribute_list("class"), "mean"]
+
+
 def names_that_wrap(page: BeautifulSoup) -> None:
     """The name of a module, function or column breaks after its dots and underscores."""
     for name in page.select("code.xref .pre, dt.sig .pre, article h2, table.dataframe th"):
@@ -89,6 +98,7 @@ MENDS: tuple[Callable[[BeautifulSoup], None], ...] = (
     plain_bibliography,
     empty_corners,
     cells_that_wrap,
+    means_in_sight,
     names_that_wrap,
     landmarks,
 )

@@ -112,7 +112,8 @@ def test_pages_are_mended():
     assert [cell.text for cell in page.select("th")] == ["mean", "row", "time", "settings"]
     cells = page.select("tbody td")
     assert [cell.text for cell in cells[:2]] == ["1 ±\N{NO-BREAK SPACE}2 (3)", "4\N{NO-BREAK SPACE}min"]
-    assert [cell.get("class") for cell in cells] == [None, None, ["text"]]
+    assert [cell.get("class") for cell in cells] == [["mean"], ["mean"], ["text", "mean"]]
+    assert [cell.text for cell in page.select(".mean")] == ["mean", *(cell.text for cell in cells)]
     assert "kd3a.<wbr/>source_<wbr/>only.<wbr/>Config" in text and "a.b_c" in text
     assert page.select_one(".bd-sidebar-primary")["role"] == "complementary"
 
@@ -153,8 +154,10 @@ LOOK = """() => {
         if (!narrow && scrolls(box)) bad.push('a table that hides a column: ' + table(box));
         const head = [...box.querySelectorAll('thead tr:first-child > *')];
         const told = head.find(cell => ['outcome', 'verdict'].includes(cell.textContent.trim()));
-        if (told && told.getBoundingClientRect().right > box.getBoundingClientRect().right)
-            bad.push('an outcome out of sight: ' + table(box));
+        const mean = head.length && head.at(-1).textContent.trim() === 'mean' && head.at(-1);
+        for (const [cell, name] of [[told, 'an outcome'], [mean, 'a mean']])
+            if (cell && cell.getBoundingClientRect().right > box.getBoundingClientRect().right)
+                bad.push(name + ' out of sight: ' + table(box));
     }
     for (const formula of main.querySelectorAll('mjx-container')) {
         const box = formula.hasAttribute('display') ? formula : formula.closest('.math') ?? formula;
