@@ -53,7 +53,7 @@ class Claim:
         if self.value == SAVING:
             return f"{10**lead:,.0f} times"
         close = any(1e-6 < abs(100 * (lead - limit)) < 0.05 for limit in (0, self.margin))
-        return f"{100 * lead:+.{1 + close}f}".replace("-", "−")
+        return f"{round(100 * lead, 1 + close) + 0.0:+.{1 + close}f}".replace("-", "−")
 
     def within(self, lead: float, low: float, high: float) -> str:
         """A lead and, in brackets, its interval, if it has one.
@@ -139,15 +139,16 @@ def interval(leads: pd.Series, value: str = "accuracy", error: float = 0.05) -> 
     """Confidence interval of the mean of leads, by Student's t.
 
     Of images that are ``recovered`` or not, whose leads are −1, 0 or 1 and may all be the same, the interval of Agresti
-    and Min for the difference of paired proportions: half an image is added to each of the four cells.
+    and Min for the difference of paired proportions: half an image is added to each of the four cells. Images of one
+    update, whose seeds agree before the dot, are searched for together: they count as one.
     """
-    n = len(leads)
     if value == "recovered":
-        more, less = (leads > 0).sum() + 0.5, (leads < 0).sum() + 0.5
+        n = leads.index.astype(str).str.partition(".").get_level_values(0).nunique()
+        more, less = (n * (leads > 0).mean() + 0.5, n * (leads < 0).mean() + 0.5)
         mean = (more - less) / (n + 2)
         half = float(ndtri(1 - error / 2)) * ((more + less) / (n + 2) - mean**2) ** 0.5 / (n + 2) ** 0.5
         return max(-1.0, mean - half), min(1.0, mean + half)  # shares differ by no more
-    mean = leads.mean()
+    n, mean = len(leads), leads.mean()
     half = float(stdtrit(n - 1, 1 - error / 2)) * leads.std(ddof=1) / n**0.5 if n > 1 else NAN
     return mean - half, mean + half
 

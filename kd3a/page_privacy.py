@@ -36,7 +36,7 @@ class PrivacyPage(Page):
         for entry in self.study.attacks:
             steps = "L-BFGS steps" if entry.attack != "inversion" else "iterations of signed Adam"
             facts[NAMES[entry.attack]] = f"{entry.iterations:,} {steps}"
-        facts["images a row"] = f"{self.study.images} or more"
+        facts["images a row"] = f"{self.study.images} or more, of {self.study.updates} or more updates"
         return facts_table(facts | report.provenance(self.runs))
 
     def overview(self, network: str) -> pd.DataFrame:
@@ -65,7 +65,10 @@ class PrivacyPage(Page):
         if frame.empty:
             return Markdown("No attack is recorded yet.")
         psnr = frame.pivot_table("psnr", ["network", "seen", "attack", "seed"], "kind")
-        leads = (psnr["attack"] - psnr["mean image"]).groupby(["network", "seen", "attack"])
+        lead = (psnr["attack"] - psnr["mean image"]).rename("lead").reset_index()
+        lead["update"] = lead["seed"].str.partition(".")[0]
+        leads = lead.groupby(["network", "seen", "attack", "update"])["lead"].mean()
+        leads = leads.groupby(["network", "seen", "attack"])
         below = leads.apply(lambda lead: interval(lead)[1] < 0).groupby(["network", "seen"]).all()
         failed = []
         for network in self.study.networks:
@@ -73,7 +76,7 @@ class PrivacyPage(Page):
             failed.append(f"`{network}` {', '.join(titles) or 'none'}")
         return Markdown(
             f"The mean of all images of `{self.study.domain}` is a guess that needs no update. Updates for which every "
-            "attack that was tried has a lower PSNR than it, with the whole 95 % interval over images: "
+            "attack that was tried has a lower PSNR than it, with the whole 95 % interval over updates: "
             f"{'; '.join(failed)}. There the search itself has failed, so that a share of zero measures the attack and "
             "not how safe the update is."
         )
@@ -102,5 +105,6 @@ class PrivacyPage(Page):
         return (
             f"Leads are in points of the share of images recovered, that is, of {RECOVERED:g} dB or more, image by "
             "image: mean ± sample standard deviation, the number of images in brackets, and the 95 % interval of "
-            "Agresti and Min for paired shares. Rows of which an observation is missing are not judged."
+            "Agresti and Min for paired shares, in which all images of one update count as one. Rows of which an "
+            "update is missing are not judged."
         )

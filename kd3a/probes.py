@@ -107,6 +107,8 @@ class PrivacyStudy(Settings):
     """The source that is attacked."""
     images: int = Field(ge=1)
     """Images that every cell tries to recover, at least."""
+    updates: int = Field(1, ge=1)
+    """Updates that every cell attacks, at least: images of one are searched for together, and vary less."""
     rate: float = Field(0.05, gt=0)
     """Learning rate of the local steps: plain SGD."""
     most: int = Field(50, ge=1)
@@ -135,7 +137,7 @@ class PrivacyStudy(Settings):
         for cell in self.methods:
             attack = cell.entry.model_dump(exclude={"seen"})
             wanted = 1 if cell.entry.attack != "inversion" else min(cell.seen.images, self.most)
-            for seed in range(math.ceil(self.images / wanted)):
+            for seed in range(max(self.updates, math.ceil(self.images / wanted))):
                 setting = Setting(cell.network, cell.seen.steps, cell.seen.batch, self.rate, wanted, **attack)
                 probes.append((cell.title, Probe(self.dataset, self.domain, seed, setting)))
         return sorted(probes, key=lambda pair: pair[1].seed)
