@@ -24,7 +24,7 @@ from kd3a import records
 from kd3a.attacks import Attack, AttackedChannel
 from kd3a.channel import Channel
 from kd3a.domains import Task
-from kd3a.errors import Busy, choose
+from kd3a.errors import Busy, Diverged, choose
 from kd3a.losses import entropy
 from kd3a.methods import METHODS
 from kd3a.methods.base import Exchange, Method, Poll
@@ -205,15 +205,18 @@ class Journal:
         self.since = 0  # first round that no entry speaks of
 
     def note(self, method: Method, stage: Stage, logs: dict[str, Any]) -> None:
-        """Keep a stage's loss; at the end of an epoch, score the target and write the entry."""
+        """Keep a stage's loss; at the end of an epoch, check that it is finite, score the target, write the entry."""
         self.pending.append(logs["loss"])
         if not stage.closes_epoch:
             return
         rounds = range(self.since, stage.round + 1)
+        loss = sum(loss.item() for loss in self.pending) / len(self.pending)
+        if not math.isfinite(loss):
+            raise Diverged(f"The loss of epoch {stage.epochs_done} is not finite; try a lower learning rate.")
         entry = {
             "epoch": stage.epochs_done,
             "target_accuracy": accuracy(method),
-            "loss": sum(loss.item() for loss in self.pending) / len(self.pending),
+            "loss": loss,
             "gate": logs.get("gate"),
             "weights": dict(zip(method.weighted, logs["weights"].tolist(), strict=True)) if "weights" in logs else {},
             "bytes_up": method.channel.bytes("up", rounds=rounds),

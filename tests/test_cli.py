@@ -118,10 +118,12 @@ def test_seed_and_settings_reach_the_run(tiny_digits, capsys):
     assert found[1]["seed"] == 3 and found[2]["config"]["momentum"] == 0.5 and found[3]["config"]["mixup"] == 0.4
 
 
-def test_a_run_that_diverges_says_so(tiny_digits, capsys):
+@pytest.mark.parametrize("method, what", [("fedavg", "finite"), ("source-only", "loss of epoch 1 is not finite")])
+def test_a_run_that_diverges_says_so(method, what, tiny_digits, capsys):
+    """Where models are sent, the channel tells; where none is, the loss does."""
     short = ["--set=model=small", "--set=epochs=2", "--set=epoch_samples=16", "--set=batch_size=8"]
-    arguments = [*RUN, "--method=fedavg", *short, "--set=lr_begin=1e30"]
-    assert "finite" in sentence(capsys, arguments)
+    arguments = [*RUN, f"--method={method}", *short, "--set=lr_begin=1e30"]
+    assert what in sentence(capsys, arguments)
 
 
 MISTAKES = {
