@@ -27,8 +27,6 @@ from kd3a.study import load_study, shipped_for
 from kd3a.traffic import in_words, traffic
 from kd3a.trainer import pick_device
 
-SCALES = ("quick", "cpu", "paper")
-
 
 def main(argv: list[str] | None = None) -> int:
     """Entry point of ``kd3a``. A user's mistake prints one sentence and gives exit code 2."""
@@ -247,8 +245,8 @@ def do_records(arguments: argparse.Namespace) -> None:
     for folder in arguments.folders:
         for name, (new, odd) in records.merge(folder, into).items():
             print(f"{folder / name}: {new} new record{'s' * (new != 1)}")
-            for key in odd:
-                print(f"{folder / name}: run {key} has another result than in {into / name}, which stays as it is")
+            for key, why in odd.items():
+                print(f"{folder / name}: run {key} has {why} than in {into / name}, which stays as it is")
 
 
 def do_methods(arguments: argparse.Namespace) -> None:

@@ -91,11 +91,11 @@ def append(path: Path, *records: Record) -> int:
     return len(new)
 
 
-def merge(folder: Path, into: Path) -> dict[str, tuple[int, list[str]]]:
+def merge(folder: Path, into: Path) -> dict[str, tuple[int, dict[str, str]]]:
     """Add the records of every ``.jsonl`` file of ``folder`` to the file of the same name in ``into``.
 
-    Returns, by file name, how many were new, and the keys of those that ``into`` knows with another result: the record
-    that was there first stays.
+    Returns, by file name, how many were new, and by key why others stay out: ``into`` knows the run with another
+    result, or its records are of other data, and a study is of one.
     """
     files = sorted(Path(folder).glob("*.jsonl"))
     if not files:
@@ -103,8 +103,10 @@ def merge(folder: Path, into: Path) -> dict[str, tuple[int, list[str]]]:
     out = {}
     for file in files:
         known, here = {record["key"]: record for record in read(into / file.name)}, read(file)
-        odd = [r["key"] for r in here if r["key"] in known and outcome(r) != outcome(known[r["key"]])]
-        out[file.name] = append(into / file.name, *here), odd
+        data = {record["data_sha256"] for record in known.values()}
+        odd = {r["key"]: "another result" for r in here if outcome(r) != outcome(known.get(r["key"], r))}
+        odd |= {r["key"]: "other data" for r in here if data and r["data_sha256"] not in data}
+        out[file.name] = append(into / file.name, *(r for r in here if r["key"] not in odd)), odd
     return out
 
 

@@ -142,6 +142,15 @@ def test_merging_adds_what_is_new_and_names_what_differs(tmp_path, capsys):
     assert into.read_bytes() == before
 
 
+def test_records_of_other_data_are_not_merged(tmp_path):
+    one, into = (tmp_path / name / "tiny-quick.jsonl" for name in ("one", "all"))
+    first, second = (record_of(run) for _, run in study_of().runs()[:2])
+    records.append(into, first)
+    records.append(one, second | {"data_sha256": "1" * 64})
+    assert records.merge(one.parent, into.parent) == {one.name: (0, {second["key"]: "other data"})}
+    assert lines(into) == [first]
+
+
 def test_merging_nothing_is_one_sentence(tmp_path):
     with pytest.raises(UserError, match=r"no records in .*: it holds no \.jsonl file\.$"):
         records.merge(tmp_path / "nowhere", tmp_path)
