@@ -311,7 +311,6 @@ def test_the_manager_moves_to_where_the_discriminator_errs_more(tiny_task):
 def test_cmss_reports_what_the_manager_prefers(tiny_task):
     log = tiny.train(make("cmss", tiny_task, short()))[-1]
     assert log["weights"].sum().item() == pytest.approx(1, abs=1e-5)
-    assert 1 / 24 <= log["effective_share"].item() <= 1
 
 
 def test_the_manager_may_be_another_network(tiny_task):

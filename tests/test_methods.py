@@ -215,6 +215,11 @@ def test_official_is_the_sum_of_its_switches(tiny_task, small_model):
     assert tiny.same(switched(tiny_task, variant="official").state(), switched(tiny_task, **OFFICIAL).state())
 
 
+def test_shapley_is_a_value_of_the_focus_and_no_rule_of_its_own():
+    with pytest.raises(UserError, match="weighting: consensus-focus with focus: shapley"):
+        KD3A.Config.read({"weighting": "shapley"})
+
+
 def test_a_switch_wins_over_the_preset():
     assert KD3A.Config(variant="official", mixup=0.0).mixup == 0.0
 

@@ -63,6 +63,5 @@ class CMSS(Joint):
         self.update(strength * domain_loss(d, features.detach(), unknown.detach(), weights), d)
         task = F.cross_entropy(self.net.head(features), y)
         self.update(task - strength * domain_loss(d, features, unknown, weights), self.net)
-        effective = len(weights) / weights.square().sum()  # 1 when all weigh alike, 1/B when one sample has it all
         shares = weights.view(len(sources), -1).sum(1) / len(weights)
-        return {"loss": task, "weights": shares, "effective_share": effective}
+        return {"loss": task, "weights": shares}

@@ -55,7 +55,7 @@ class FADA(Weighted):
         """Weight of the reconstruction of a feature from its parts."""
         weighting: RuleName = "info-gain"
         """How sources are weighed: info-gain is FADA's attention; the others are those of FedAvg."""
-        attended: int = Field(SAMPLES, ge=50)
+        attended: int = Field(SAMPLES, ge=50, le=SAMPLES)
         """Target samples that the attention clusters, at the most."""
 
     @classmethod

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from kd3a.settings import Settings
 from kd3a.weighting import RuleName
@@ -54,7 +54,7 @@ class Config(Settings):
     focus: Literal["leave-one-out", "shapley", "none"] = "leave-one-out"
     """How consensus focus values a source's contribution; none weighs sources by size alone."""
     weighting: RuleName = "consensus-focus"
-    """How sources are weighed: consensus-focus, or size, uniform, drop:names, shapley, h-divergence or info-gain."""
+    """How sources are weighed: consensus-focus, or size, uniform, drop:names, h-divergence or info-gain."""
     size_factor: bool = True
     """Whether N_k multiplies the contribution."""
     target_share: Literal["size", "gated"] = "size"
@@ -68,7 +68,7 @@ class Config(Settings):
     teachers: Literal["eval", "train"] = "eval"
     """Teachers predict with their own BatchNorm statistics, or with the target batch's (which overwrite theirs)."""
     batchnorm_mmd: Literal["closed-form", "loss", "plain", "local"] = "closed-form"
-    """Second moments; the paper's loss; plain average of variances; or statistics stay at home (BatchNorm MMD off)."""
+    """Second moments; the paper's loss; plain average of variances; or statistics are not exchanged at all (off)."""
     mmd_rate: float = Field(0.001, gt=0)
     """Learning rate of the BatchNorm-MMD loss, as a share of the schedule's; used by batchnorm_mmd: loss only."""
     mixup: float = Field(0.2, ge=0)
@@ -86,3 +86,10 @@ class Config(Settings):
         if isinstance(values, dict) and values.get("variant") == "official":
             return {**OFFICIAL, **values}
         return values
+
+    @field_validator("weighting")
+    @classmethod
+    def _once(cls, name: str) -> str:
+        if name == "shapley":
+            raise ValueError("that rule is weighting: consensus-focus with focus: shapley here")
+        return name
