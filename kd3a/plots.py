@@ -32,6 +32,7 @@ PALETTE = ("#0173b2", "#de8f05", "#029e73", "#d55e00", "#cc78bc", "#ca9161", "#f
 """seaborn's palette ``colorblind``; to import seaborn takes longer than to draw most figures."""
 BLUE, ORANGE, GREEN, RED, PURPLE, BROWN, PINK, GREY, YELLOW, SKY = PALETTE
 INK, FAINT = "#222222", "#c8c8c8"
+MARKERS = "osD^vP*X"
 STYLE = {
     "figure.facecolor": "white",
     "axes.facecolor": "white",
@@ -313,9 +314,8 @@ def layer_statistics(means: Tensor, variances: Tensor, alpha: Tensor, names: Seq
     plain = (alpha.to(variances)[:, None] * variances).sum(0)
     channels = np.arange(means.shape[1])
     figure, (top, bottom) = canvas(4.3, 2, 1, sharex=True)
-    markers = "osD^vP*X"
     for k, name in enumerate(names):
-        style = {"ls": "", "marker": markers[k % 8], "ms": 4.5, "color": PALETTE[k], "alpha": 0.85, "label": name}
+        style = {"ls": "", "marker": MARKERS[k % 8], "ms": 4.5, "color": PALETTE[k], "alpha": 0.85, "label": name}
         top.plot(channels, means[k], **style)
         bottom.plot(channels, variances[k].sqrt(), **{**style, "label": "_"})
     top.hlines(mean, channels - 0.42, channels + 0.42, color=INK, lw=2.2, label="average model")
@@ -358,6 +358,7 @@ def curves(history: pd.DataFrame, rows: Sequence[str], columns: int = 2) -> Figu
 
     ``history`` has the columns row, target, seed, epoch and accuracy; see :func:`kd3a.report.history`.
     """
+    history = history[history["row"].isin(rows)]
     targets = list(dict.fromkeys(history["target"]))
     if not targets:
         return nothing()
@@ -461,7 +462,7 @@ def _weights(ax: Axes, record: Record) -> None:
     for k, name in enumerate(record["epochs"][0]["weights"]):
         own = name == record["target"]
         values = [e["weights"][name] for e in record["epochs"]]
-        ax.plot(epochs, values, color=INK if own else PALETTE[k], ls="--" if own else "-", marker="osD^vP*X"[k % 8],
+        ax.plot(epochs, values, color=INK if own else PALETTE[k], ls="--" if own else "-", marker=MARKERS[k % 8],
                 ms=4, label=f"{name} (distilled)" if own else name)  # fmt: skip
     ax.set(ylabel=r"weight $\alpha$")
     ax.set_ylim(bottom=0)

@@ -16,11 +16,8 @@ from torch import Tensor
 
 from kd3a import batchnorm
 from kd3a.consensus import knowledge_vote
-from kd3a.plots import BLUE, FAINT, GREY, INK, ORANGE, PALETTE, RED, canvas, styled
+from kd3a.plots import BLUE, FAINT, GREY, INK, MARKERS, ORANGE, PALETTE, RED, canvas, styled
 from kd3a.trainer import timeline
-
-MARKERS = "osD^vP*X"
-
 
 # --- BatchNorm MMD ----------------------------------------------------------------------------------------------------
 

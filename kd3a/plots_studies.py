@@ -10,10 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from scipy.special import beta
 
-from kd3a.plots import BLUE, GREY, INK, ORANGE, PALETTE, SKY, canvas, nothing, remove_spare, styled
-from kd3a.report import FAMILIES, pareto
-
-MARKERS = "osD^vP*X"
+from kd3a.plots import BLUE, GREY, INK, MARKERS, ORANGE, PALETTE, SKY, canvas, nothing, remove_spare, styled
+from kd3a.report import FAMILIES, pareto, whole_seeds
 
 
 @styled
@@ -164,7 +162,8 @@ def sensitivity(frame: pd.DataFrame, panels: Mapping[str, Mapping[float, str]]) 
 
 @styled
 def cost_bars(frame: pd.DataFrame, rows: Sequence[str]) -> Figure:
-    """Seconds, peak memory and megabytes exchanged of a run by row: means over targets and seeds."""
+    """Seconds, peak memory and megabytes exchanged of a run by row: means over targets and seeds that have them all."""
+    frame = whole_seeds(frame)
     shown = [row for row in rows if (frame["row"] == row).any()]
     if not shown:
         return nothing()

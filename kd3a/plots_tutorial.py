@@ -12,9 +12,7 @@ from torch import Tensor
 
 from kd3a.channel import PRIVATE
 from kd3a.domains import Domain
-from kd3a.plots import BLUE, FAINT, GREY, INK, ORANGE, PALETTE, WIDTH, _bare, as_image, canvas, heatmap, styled
-
-MARKERS = "osD^vP*X"
+from kd3a.plots import BLUE, FAINT, GREY, INK, MARKERS, ORANGE, PALETTE, WIDTH, _bare, as_image, canvas, heatmap, styled
 
 
 @styled
