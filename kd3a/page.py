@@ -190,13 +190,15 @@ class Page:
             for name, (more, less) in pairs.items():
                 if {more, less} <= {*page.rows}:
                     stats = summary(page.frame, [more, less], page.targets).set_index(["row", "target"])["mean"]
-                    lines[f"{data}{name}, here"] = [100 * stats[less, "mean"], 100 * stats[more, "mean"]]
-                    intervals[f"{data}{name}, here"] = page.differences([(more, less)])["95 % interval"].iloc[0]
+                    (found,) = judge(page.frame, [Claim("", more, (less,))], page.targets)
+                    means = stats[less, "mean"], stats[more, "mean"], found.lead
+                    lines[f"{data}{name}, here"] = [100 * mean for mean in means]
+                    intervals[f"{data}{name}, here"] = findings_table([found])["95 % interval"].iloc[0]
         for name, (more, less) in paper.items():
             printed = paper_table(name)
-            lines[f"{name}, in the paper"] = [float(printed[less, "mean"]), float(printed[more, "mean"])]
-        cells = pd.DataFrame.from_dict(lines, orient="index", columns=[below, above])
-        cells["gain"] = cells[above] - cells[below]
+            low, high = (float(printed[row, "mean"]) for row in (less, more))
+            lines[f"{name}, in the paper"] = [low, high, high - low]
+        cells = pd.DataFrame.from_dict(lines, orient="index", columns=[below, above, "gain"])
         texts = cells.apply(lambda c: c.map(lambda v: "–" if pd.isna(v) else f"{v:{'+' * (c.name == 'gain')}.1f}"))
         texts = texts.map(lambda text: text.replace("-", "−"))
         return texts.assign(**{"95 % interval": [intervals.get(line, "–") for line in texts.index]})

@@ -101,11 +101,11 @@ def outcomes(results: Results) -> pd.DataFrame:
         vote = last.get("vote") or {}
         extra = {"accepted": vote.get("accepted"), "vote_accuracy": vote.get("accuracy")}
         extra |= {"bad_weight": last["weights"].get(bad), "memory": record["peak_mb"]}
-        if bad in last["weights"]:
-            extra["mean_bad_weight"] = statistics.mean(epoch["weights"][bad] for epoch in record["epochs"])
+        if weighed := [epoch["weights"][bad] for epoch in record["epochs"] if bad in epoch["weights"]]:
+            extra["mean_bad_weight"] = statistics.mean(weighed)
         lines.append({"key": record["key"], **extra})
     names = ["key", "accepted", "vote_accuracy", "bad_weight", "mean_bad_weight", "memory"]
-    more = pd.DataFrame(lines, columns=names)
+    more = pd.DataFrame(lines, columns=names).drop_duplicates("key")  # two rows may be one run
     numbers = {name: float for name in more.columns[1:]}
     frame = results.frame().merge(more.astype(numbers), on="key", how="left", validate="many_to_one")
     return frame.assign(saving=[-math.log10(sent) if sent else float("nan") for sent in frame["megabytes"]])
@@ -175,9 +175,13 @@ def compact(cells: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     return cells.map(lambda text: text.rpartition(" ")[0]), words
 
 
+#: How the settings of a method's first trial are told.
+PUBLISHED = "as published"
+
+
 def trials(results: Results) -> pd.DataFrame:
     """A search: one line per trial with its settings, criterion and accuracy as means over targets, and whether it is
-    its method's choice: the best by the criterion, or for a method that maximises the criterion itself, the first, with
+    its method's choice: the best by the criterion, or for a method that maximises the criterion itself, the one with
     published values. Trials without all their runs are left out.
     """
     lines, recorded = [], results.recorded()
@@ -198,8 +202,13 @@ def trials(results: Results) -> pd.DataFrame:
     if not len(frame):
         return frame.assign(chosen=[])
     groups, own = frame.groupby("method"), frame["method"].map(lambda name: METHODS[name].maximises_information)
-    first = pd.Series(frame.index, frame.index).groupby(frame["method"]).transform("first")
-    return frame.assign(chosen=frame.index == first.where(own, groups["criterion"].transform("idxmax")))
+    best = frame.index == groups["criterion"].transform("idxmax")
+    return frame.assign(chosen=(own & as_published(frame)) | (~own & best))
+
+
+def as_published(trials: pd.DataFrame) -> pd.Series:
+    """Which trials have their method's published values."""
+    return trials["settings"].str.startswith(PUBLISHED)
 
 
 def changed(entry: MethodEntry, published: MethodEntry) -> str:
@@ -217,7 +226,7 @@ def changed(entry: MethodEntry, published: MethodEntry) -> str:
 
     if entry is published:
         told = words(entry.config | entry.training)
-        return f"as published ({told})" if told else "as published"
+        return f"{PUBLISHED} ({told})" if told else PUBLISHED
     configs = [METHODS[e.method].Config.read(e.config).model_dump(mode="json") | e.training for e in (entry, published)]
     return words({name: value for name, value in configs[0].items() if (name, value) not in configs[1].items()})
 
@@ -246,15 +255,15 @@ def ranking(results: Results) -> pd.DataFrame:
 
 
 def whole_seeds(frame: pd.DataFrame) -> pd.DataFrame:
-    """The lines of those seeds of each row that have as many targets as any, so that all rows average the same ones."""
+    """The lines of those seeds of each row that have every target of the frame, so that all rows average the same."""
     targets = frame.groupby(["row", "seed"])["target"].transform("nunique")
-    return frame[targets == targets.max()]
+    return frame[targets == frame["target"].nunique()]
 
 
 def exchange(frame: pd.DataFrame, rows: Sequence[str], memory: bool = False) -> pd.DataFrame:
     """What crossed in a run, its accuracy and its time, as means over targets and seeds, in text cells.
 
-    Only seeds with all targets count where there are any. Times of processors of several kinds are not compared: they
+    Only seeds with all targets count. Times of processors of several kinds are not compared: they
     are left out. With ``memory`` its peak too, which is a run's own only where every run had a process of its own.
     """
     frame = whole_seeds(frame[frame["row"].isin(rows)])
@@ -400,8 +409,10 @@ def regret(found: pd.DataFrame) -> pd.DataFrame:
     """Of every method in a table of :func:`trials`: accuracy as published, as chosen, and of the best trial."""
     lines = []
     for method, mine in found.groupby("method", sort=False):
+        if not mine["chosen"].any():
+            continue  # its published trial is not recorded
         chosen = mine[mine["chosen"]].iloc[0]
-        published = mine[mine["settings"].str.startswith("as published")]["accuracy"]
+        published = mine[as_published(mine)]["accuracy"]
         lines.append(
             {
                 "method": method,
