@@ -43,7 +43,8 @@ class PrivacyPage(Page):
         """PSNR, SSIM and recovered images of a network's rows beside their controls, and what the mean image scores."""
         frame = self.found.frame()
         mine = frame[frame["network"] == network]
-        cells, average = overview(mine), mine[mine["kind"] == "mean image"].groupby("row")
+        cells = overview(mine).replace(" ± ", "\u00a0±\u00a0", regex=True)  # lines break at the stroke alone
+        average = mine[mine["kind"] == "mean image"].groupby("row")
         added = {
             "mean image: PSNR (dB)": ("psnr", 1, "{:.1f}"),
             "mean image: recovered (%)": ("recovered", 100, "{:.0f}"),
