@@ -224,14 +224,17 @@ class Results:
             return f"Every run{part} is recorded."
         known = [record for path in sorted(self.path.parent.glob("*.jsonl")) for record in records.read(path)]
         here = records.made_here(known)
-        times = [self.expected(run, here) or self.expected(run, known) for run in missing]
+        own = [self.expected(run, here) for run in missing]
+        times = [t or self.expected(run, known) for t, run in zip(own, missing, strict=True)]
         told = [t for t in times if t is not None]
+        foreign = len(told) - sum(t is not None for t in own)
         runs = f"{len(missing)} of {self.shards.count(self.shard.number)} runs{part} to train"
         if not told:
             return f"{runs}; no recorded run tells yet how long they take."
         together = f"{workers} at a time" if workers > 1 else "one after the other"
         guess = f"about {duration(sum(told) / len(told) * len(missing) / workers)} {together}"
-        return f"{runs}: {guess}, going by recorded runs of {len(told)} of them."
+        where = f" ({foreign} on other processors)" if foreign else ""
+        return f"{runs}: {guess}, going by recorded runs of {len(told)} of them{where}."
 
     def train(
         self,

@@ -208,6 +208,7 @@ def test_this_processors_records_tell_most(seconds, told, tmp_path, monkeypatch)
     lines = timed(results.study, seconds)
     results.path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert f"3 of 3 runs to train: about {told} one after the other" in results.estimate()
+    assert ("(3 on other processors)" in results.estimate()) == ("here" not in seconds)
 
 
 class Crowd:
@@ -222,7 +223,8 @@ def test_runs_that_are_measured_are_trained_one_at_a_time(tmp_path, monkeypatch)
     results.path.write_text(json.dumps(timed(results.study, {SLOW: 10.0})[0]) + "\n")
     monkeypatch.setattr(results, "_here", lambda *_: iter(()))
     results.train(Hardware(), say=said.append, executor=Crowd())
-    assert said == ["2 of 2 runs to train: about 20 s one after the other, going by recorded runs of 2 of them."]
+    told = "about 20 s one after the other, going by recorded runs of 2 of them (2 on other processors)."
+    assert said == [f"2 of 2 runs to train: {told}"]
     apart = {path.parent.name for path in records.ROOT.glob("params/*/*.yaml") if "apart: true" in path.read_text()}
     assert apart == {"sensitivity"}  # the help of `make study` names it
 

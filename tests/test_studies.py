@@ -282,7 +282,8 @@ def test_the_estimate_says_what_is_left(tmp_path):
     assert Results(study, tmp_path).estimate() == "4 of 4 runs to train; no recorded run tells yet how long they take."
     lines = recorded(study, seconds=30.0)
     results = results_with(study, tmp_path, lines[:1])
-    told = "3 of 4 runs to train: about 90 s one after the other, going by recorded runs of 1 of them."
+    runs = "going by recorded runs of 1 of them (1 on other processors)."
+    told = f"3 of 4 runs to train: about 90 s one after the other, {runs}"
     assert results.estimate() == told
     assert results_with(study, tmp_path, lines).estimate() == "Every run is recorded."
 
