@@ -141,6 +141,7 @@ class Trainer:
 
     def __init__(self, training: Training, hardware: Hardware, seed: int, device: torch.device | None = None):
         keep_freed_memory()
+        torch.set_flush_denormal(True)  # momentum of dead units fades to numbers that processors are slow with
         self.training = training
         self.hardware = hardware
         self.seed = seed

@@ -38,6 +38,15 @@ def orders(t: Trainer, size: int, r: float = 1, name: str = "amber") -> torch.Te
     return torch.cat([t.order(name, size, stage) for stage in stages(r)])
 
 
+def test_numbers_below_the_smallest_normal_one_count_as_zero():
+    """Momentum without gradients fades to them, and many processors are slow with them."""
+    supported = torch.set_flush_denormal(False)
+    fading = torch.full((64,), 1e-37)
+    assert (fading * 0.01 > 0).all()
+    trainer()
+    assert (fading * 0.01 == 0).all().item() == supported
+
+
 # --- timeline ---------------------------------------------------------------------------------------------------------
 
 
