@@ -38,13 +38,18 @@ def orders(t: Trainer, size: int, r: float = 1, name: str = "amber") -> torch.Te
     return torch.cat([t.order(name, size, stage) for stage in stages(r)])
 
 
-def test_numbers_below_the_smallest_normal_one_count_as_zero():
-    """Momentum without gradients fades to them, and many processors are slow with them."""
-    supported = torch.set_flush_denormal(False)
-    fading = torch.full((64,), 1e-37)
-    assert (fading * 0.01 > 0).all()
-    trainer()
-    assert (fading * 0.01 == 0).all().item() == supported
+def test_a_step_takes_faded_momentum_as_zero_and_leaves_the_processor_as_it_was():
+    """Momentum without gradients fades to numbers below the normal ones, with which many processors are slow."""
+    supported = torch.set_flush_denormal(True)
+    torch.set_flush_denormal(False)
+    weight = torch.nn.Parameter(torch.ones(64))
+    optimiser = trainer().optimiser([weight])
+    weight.grad = torch.zeros(64)
+    optimiser.state[weight]["momentum_buffer"] = torch.full((64,), 1e-37)
+    for _ in range(50):
+        trainer().step(optimiser)
+    assert (optimiser.state[weight]["momentum_buffer"] == 0).all().item() == supported
+    assert (torch.full((64,), 1e-37) * 0.01 > 0).all()
 
 
 # --- timeline ---------------------------------------------------------------------------------------------------------

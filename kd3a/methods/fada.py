@@ -159,4 +159,4 @@ class FADA(Weighted):
         """One step of these modules only, which belong to two parties."""
         extra.optimiser.zero_grad(set_to_none=True)
         self.trainer.update(party.optimiser, loss, [p for module in modules for p in module.parameters()])
-        extra.optimiser.step()
+        self.trainer.step(extra.optimiser)
