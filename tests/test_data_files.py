@@ -12,7 +12,7 @@ import pytest
 import torch
 from scipy.io import savemat
 
-from kd3a.data import digits, files
+from kd3a.data import files
 from kd3a.domains import Domain, Part
 from kd3a.errors import UserError
 from kd3a.records import ROOT
@@ -105,12 +105,6 @@ def test_idx(tmp_path):
         assert str(path) in sentence(caught)
 
 
-def test_digest_is_the_recipe_of_the_digits(digits_file):
-    domains, sha256 = digits.load()
-    assert files.digest(domains) == sha256
-    assert files.digest(domains, "re-rendered") != sha256
-
-
 def test_digest_sees_names_types_and_values():
     def domain(name: str, x: torch.Tensor) -> dict[str, Domain]:
         part = Part(x, torch.zeros(4, dtype=torch.int64))
@@ -118,7 +112,7 @@ def test_digest_sees_names_types_and_values():
 
     x = torch.arange(16).view(4, 4)
     kinds = [domain("a", x), domain("b", x), domain("a", x.float()), domain("a", x.view(4, 2, 2)), domain("a", x + 1)]
-    assert len({files.digest(kind) for kind in kinds}) == len(kinds)
+    assert len({files.digest(kind) for kind in kinds} | {files.digest(kinds[0], "re-rendered")}) == len(kinds) + 1
     assert files.digest(kinds[0]) == files.digest(domain("a", x.clone()))
 
 

@@ -25,8 +25,8 @@ import torch.nn.functional as F
 
 from kd3a.data import digits
 from kd3a.data.digit5_files import CLASSIC, LAYOUT, REAL, Raw, Split, download, find, find_syn
-from kd3a.data.files import Arrays, cached, digest, root
-from kd3a.domains import Domain, Part
+from kd3a.data.files import Arrays, cached, digest, domain, root
+from kd3a.domains import Domain
 from kd3a.errors import UserError
 
 DOMAINS = ("mt", "mm", "sv", "syn", "up")
@@ -99,7 +99,7 @@ def prepared(split: Split, domain: str, last: bool = False) -> Arrays:
 
 def mnist_m(plain: Arrays) -> Arrays:
     """MNIST digits blended with patches of photographs, as the built-in ``mnist_m`` is; kept in the cache."""
-    told = repr((_made_by(), hashlib.sha256(plain["x_train"].tobytes() + plain["x_test"].tobytes()).hexdigest()))
+    told = repr((digits.made_by(), hashlib.sha256(plain["x_train"].tobytes() + plain["x_test"].tobytes()).hexdigest()))
 
     def blend() -> Arrays:
         streams = {part: digits.stream("mnist_m", i) for i, part in enumerate(LIMITS)}
@@ -109,22 +109,8 @@ def mnist_m(plain: Arrays) -> Arrays:
 
 
 def rendered(sizes: dict[str, int]) -> Arrays:
-    """``syn`` by the recipe of the built-in ``synth``, balanced, each part from its own stream; kept in the cache."""
-
-    def render() -> Arrays:
-        out = {}
-        for i, (part, size) in enumerate(sizes.items()):
-            rng = digits.stream("synth", i)
-            y = rng.permutation(np.arange(size) % len(CLASSES))
-            drawn = np.stack([digits.synth_image(rng, int(label)) for label in y])
-            out[f"x_{part}"], out[f"y_{part}"] = np.ascontiguousarray(drawn.transpose(0, 3, 1, 2)), y
-        return out
-
-    return cached("syn", repr((_made_by(), sizes)), render)
-
-
-def _made_by() -> dict[str, str]:
-    return digits.made_by(digits.RECIPE)
+    """``syn`` by the recipe of the built-in ``synth``; kept in the cache."""
+    return cached("syn", repr((digits.made_by(), sizes)), lambda: digits.rendered("synth", digits.synth_image, sizes))
 
 
 # --- the two datasets ---------------------------------------------------------------------------------------------
@@ -152,12 +138,8 @@ class Digit5:
             note = "syn: original" if syn else "syn: re-rendered"
             sizes = {part: len(arrays["mt"][f"y_{part}"]) for part in LIMITS}
             arrays["syn"] = prepared(CLASSIC.read(syn, "syn"), "syn") if syn else rendered(sizes)
-        domains = {name: self._domain(name, arrays[name]) for name in self.DOMAINS}
+        domains = {name: domain(name, arrays[name]) for name in self.DOMAINS}
         return domains, digest(domains, note)
-
-    @staticmethod
-    def _domain(name: str, arrays: Arrays) -> Domain:
-        return Domain(name, *(Part(*(torch.from_numpy(arrays[f"{a}_{part}"]) for a in "xy")) for part in LIMITS))
 
     def available(self, data: Path | None = None) -> str:
         """What is there, or what is missing, in one sentence."""

@@ -19,27 +19,21 @@ adapt to. No method had been adapted to it by then, and none was before this rec
 
 from __future__ import annotations
 
-import hashlib
 import io
 import math
-import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
-import platformdirs
-import torch
 from PIL import Image, ImageFilter, ImageFont
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
 
-from kd3a.domains import Domain, Part
-
-Arrays = dict[str, np.ndarray]  # x_train, y_train, x_test, y_test of one domain
+from kd3a.data import files
+from kd3a.data.files import Arrays, cached, digest, domain
+from kd3a.domains import Domain
 
 DOMAINS = ("mnist", "mnist_m", "optdigits", "synth", "street")
 CLASSES = tuple("0123456789")
@@ -120,14 +114,16 @@ def stratified(x: np.ndarray, y: np.ndarray) -> Arrays:
     return {"x_train": x[train], "y_train": y[train], "x_test": x[test], "y_test": y[test]}
 
 
-def rendered(domain: str, draw: Callable[[np.random.Generator, int], np.ndarray]) -> Arrays:
+def rendered(
+    name: str, draw: Callable[[np.random.Generator, int], np.ndarray], sizes: Mapping[str, int] = PARTS
+) -> Arrays:
     """Balanced parts of images ``draw(rng, label)``, each part from its own stream."""
     arrays = {}
-    for part, (name, size) in enumerate(PARTS.items()):
-        rng = stream(domain, part)
+    for i, (part, size) in enumerate(sizes.items()):
+        rng = stream(name, i)
         y = rng.permutation(np.arange(size) % len(CLASSES))
-        arrays[f"x_{name}"] = np.stack([draw(rng, int(label)) for label in y]).transpose(0, 3, 1, 2)
-        arrays[f"y_{name}"] = y
+        drawn = np.stack([draw(rng, int(label)) for label in y])
+        arrays[f"x_{part}"], arrays[f"y_{part}"] = np.ascontiguousarray(drawn.transpose(0, 3, 1, 2)), y
     return arrays
 
 
@@ -257,71 +253,30 @@ def build() -> dict[str, Arrays]:
     return {name: {a: np.ascontiguousarray(d[a]) for a in ARRAYS} for name, d in zip(DOMAINS, domains, strict=True)}
 
 
-def digest(domains: dict[str, Arrays]) -> str:
-    """SHA-256 over the names, shapes and bytes of all arrays, in fixed order."""
-    sha = hashlib.sha256()
-    for domain in DOMAINS:
-        for name in ARRAYS:
-            array = domains[domain][name]
-            sha.update(f"{domain}.{name} {array.dtype} {array.shape}".encode() + array.tobytes())
-    return sha.hexdigest()
-
-
 def load(data: Path | None = None) -> tuple[dict[str, Domain], str]:
     """The domains and the hash of their arrays, from the cache or built anew; ``data`` is not needed."""
-    path = cache_path()
-    arrays, sha256 = read(path)
-    if arrays is None:
-        arrays = build()
-        sha256 = digest(arrays)
-        write(path, arrays, sha256)
+    arrays = cached("digits", made_by(), lambda: {f"{d}.{a}": x for d, own in build().items() for a, x in own.items()})
+    domains = {d: domain(d, {a: arrays[f"{d}.{a}"] for a in ARRAYS}) for d in DOMAINS}
+    sha256 = digest(domains)
     if sha256 != SHA256:
         warnings.warn(
             f"The digits built here have hash {sha256[:12]} instead of {SHA256[:12]}, as with other versions of "
             f"{', '.join(LIBRARIES)}: results may differ slightly from the published ones.",
             stacklevel=2,
         )
-    parts = {(d, p): Part(*(torch.from_numpy(arrays[d][f"{a}_{p}"]) for a in "xy")) for d in DOMAINS for p in PARTS}
-    return {d: Domain(d, parts[d, "train"], parts[d, "test"]) for d in DOMAINS}, sha256
+    return domains, sha256
+
+
+def made_by() -> str:
+    """What determines the arrays: the recipe, and the libraries that followed it."""
+    return repr((RECIPE, {name: version(name) for name in LIBRARIES}))
+
+
+def cache_path() -> Path:
+    """The file in the cache that :func:`load` reads."""
+    return files.cache_path("digits", made_by())
 
 
 def available(data: Path | None = None) -> str:
     """What is there, in one sentence."""
     return "The digits are built in, nothing to download."
-
-
-def cache_path() -> Path:
-    """The cache file of this recipe, in the folder ``KD3A_CACHE`` or the user's cache folder."""
-    folder = os.environ.get("KD3A_CACHE") or platformdirs.user_cache_dir("kd3a")
-    return Path(folder, f"digits-{hashlib.sha256(RECIPE.encode()).hexdigest()[:12]}.safetensors")
-
-
-def made_by(sha256: str) -> dict[str, str]:
-    """What a cache says of itself: the hash of its arrays and the libraries that made them."""
-    return {"sha256": sha256} | {name: version(name) for name in LIBRARIES}
-
-
-def read(path: Path) -> tuple[dict[str, Arrays] | None, str]:
-    """The cached arrays and their hash, or ``None`` if they are missing, damaged or of other libraries."""
-    try:
-        with safe_open(path, framework="np") as file:
-            notes = file.metadata()
-            arrays = {d: {a: file.get_tensor(f"{d}.{a}") for a in ARRAYS} for d in DOMAINS}
-    except (OSError, SafetensorError):
-        return None, ""
-    sha256 = digest(arrays)
-    return (arrays, sha256) if sha256 == SHA256 or notes == made_by(sha256) else (None, "")
-
-
-def write(path: Path, domains: dict[str, Arrays], sha256: str) -> None:
-    """Write the cache under another name and rename it, so that no reader ever meets half a file."""
-    tensors = {f"{d}.{a}": domains[d][a] for d in DOMAINS for a in ARRAYS}
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_bytes(save(tensors, metadata=made_by(sha256)))
-        os.replace(part, path)
-    except OSError as error:
-        warnings.warn(
-            f"The digits could not be cached in {path.parent} ({error}): every run will build them anew.", stacklevel=3
-        )

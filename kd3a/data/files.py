@@ -14,10 +14,11 @@ from pathlib import Path
 
 import numpy as np
 import platformdirs
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from kd3a.domains import Domain
+from kd3a.domains import Domain, Part
 from kd3a.errors import UserError, listing
 
 Arrays = dict[str, np.ndarray]
@@ -99,6 +100,11 @@ def read_libsvm(path: Path, features: int) -> tuple[np.ndarray, np.ndarray]:
     return x.toarray(), y
 
 
+def domain(name: str, arrays: Arrays) -> Domain:
+    """A domain of the arrays ``x_train``, ``y_train``, ``x_test`` and ``y_test``."""
+    return Domain(name, *(Part(*(torch.from_numpy(arrays[f"{a}_{part}"]) for a in "xy")) for part in ("train", "test")))
+
+
 def digest(domains: Mapping[str, Domain], note: str = "") -> str:
     """SHA-256 over the names, types, shapes and bytes of all tensors, in order, and over a ``note`` on their origin."""
     sha = hashlib.sha256(note.encode())
@@ -110,10 +116,19 @@ def digest(domains: Mapping[str, Domain], note: str = "") -> str:
     return sha.hexdigest()
 
 
+def cache_folder() -> Path:
+    """The folder ``KD3A_CACHE`` or the user's cache folder."""
+    return Path(os.environ.get("KD3A_CACHE") or platformdirs.user_cache_dir("kd3a"))
+
+
+def cache_path(name: str, told: str) -> Path:
+    """The file of the cache that :func:`cached` reads."""
+    return cache_folder() / f"{name}-{hashlib.sha256(told.encode()).hexdigest()[:12]}.safetensors"
+
+
 def cached(name: str, told: str, make: Callable[[], Arrays]) -> Arrays:
     """The arrays that ``make`` returns, kept in the cache folder for the next call that is ``told`` the same."""
-    folder = Path(os.environ.get("KD3A_CACHE") or platformdirs.user_cache_dir("kd3a"))
-    path = folder / f"{name}-{hashlib.sha256(told.encode()).hexdigest()[:12]}.safetensors"
+    path = cache_path(name, told)
     try:
         with safe_open(path, framework="np") as file:
             arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
@@ -124,7 +139,7 @@ def cached(name: str, told: str, make: Callable[[], Arrays]) -> Arrays:
     arrays = make()
     draft = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         draft.write_bytes(save(arrays, metadata={"sha256": _sum(arrays)}))
         os.replace(draft, path)
     except OSError:  # a cache that cannot be written only costs time
