@@ -2,7 +2,7 @@
 
 With the quadratic kernel, the MMD between two domains needs only the first two moments of a feature, and BatchNorm
 already keeps both: ``E[x]`` is ``running_mean`` and ``E[x^2]`` is ``running_var + running_mean ** 2``.
-Derived in the book's chapter *KD3A in ten minutes*.
+Derived in the book's chapter *BatchNorm MMD*.
 """
 
 from __future__ import annotations
@@ -115,6 +115,7 @@ def adapt(net: nn.Module, inputs: Iterable[Tensor]) -> None:
     """
     layers = batchnorm_layers(net)
     net.eval()
+    net.training = True  # of the network alone: one of large images divides the batches that it scores
     for layer in layers:
         layer.reset_running_stats()
         layer.train()

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from kd3a import leakage, models, records
 from kd3a.domains import Part, Task
+from kd3a.errors import UserError
 from kd3a.leakage import Gradient, Recovery
 from kd3a.runs import peak_bytes
 from kd3a.settings import Hardware, KnownModel, Settings
@@ -207,6 +208,8 @@ def execute(
     device = pick_device(hardware.device)
     notes, began = records.provenance(device, hardware.threads), time.monotonic()
     part, s = task.target.train.to(device), probe.setting
+    if isinstance(part.mean, tuple):
+        raise UserError(f"Attacks need images with one scale for all channels, which {probe.dataset} has not.")
     rows, others = draw(part.y.cpu(), s.steps * s.batch, probe.seed)
     net = models.build(s.model, task.shape, len(task.classes), probe.seed).to(device).eval()
     x, y = part.inputs(rows.to(device)), part.y[rows.to(device)]

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import platformdirs
 import torch
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
@@ -23,8 +22,9 @@ from torch import Tensor
 from kd3a import records
 from kd3a.attacks import Attack, AttackedChannel
 from kd3a.channel import Channel
+from kd3a.data.files import cache_folder
 from kd3a.domains import Task
-from kd3a.errors import Busy, Diverged, choose
+from kd3a.errors import Busy, Diverged, UserError, choose
 from kd3a.losses import entropy
 from kd3a.methods import METHODS
 from kd3a.methods.base import Exchange, Method, Poll
@@ -92,7 +92,7 @@ def run_from(facts: dict[str, Any]) -> Run:
 
 
 def checkpoint_folder() -> Path:
-    folder = Path(os.environ.get("KD3A_CACHE") or platformdirs.user_cache_dir("kd3a")) / "runs"
+    folder = cache_folder() / "runs"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
@@ -103,10 +103,15 @@ def start(run: Run, task: Task, hardware: Hardware, exchange: Exchange | None = 
     task = task.with_sources(run.training.sources, trainer.derive("sources"))
     task = poisoned(task.to(trainer.device), Poison.parse(run.training.poison), trainer.derive("poison"))
     channel = Channel(task.target.name)
-    if (attack := Attack.parse(run.training.attack)) and not exchange:  # elsewhere, the source itself attacks
+    attack, kind = Attack.parse(run.training.attack), METHODS[run.method]
+    if attack and (kind.needs_source_data or kind.uses_target_labels):
+        raise UserError(
+            f"No source uploads a model to method {run.method}: take attack = {run.training.attack!r} away."
+        )
+    if attack and not exchange:  # elsewhere, the source itself attacks
         choose("source that attacks", attack.source, [source.name for source in task.sources])
         channel = AttackedChannel(task.target.name, attack, trainer.derive("attack"))
-    method = METHODS[run.method](task, run.config, trainer, channel)
+    method = kind(task, run.config, trainer, channel)
     if exchange:
         method.exchange = exchange
         method.parties = [party for party in method.parties if party.name not in method.sources]
@@ -241,7 +246,7 @@ class Journal:
 def accuracy(method: Method) -> float:
     """Share of the target's test samples that are classified correctly."""
     test = method.task.target.test
-    return (method.predict(test).argmax(-1) == test.y).double().mean().item()
+    return (method.predict(test).argmax(-1) == test.y).cpu().double().mean().item()
 
 
 def criterion(method: Method) -> float:
@@ -251,7 +256,7 @@ def criterion(method: Method) -> float:
     largest value :math:`\log C`: high when single predictions are sure and all classes are in use. Settings are chosen
     by it.
     """
-    p = method.predict(method.task.target.train).double()  # (N, C)
+    p = method.predict(method.task.target.train).cpu().double()  # (N, C)
     return ((entropy(p.mean(0)) - entropy(p).mean()) / math.log(p.shape[1])).item()
 
 

@@ -21,7 +21,7 @@ def transfer(nets: Mapping[str, nn.Module], domains: Mapping[str, Domain], train
     """Accuracy of every network (rows) on every domain's test part (columns), fractions."""
 
     def accuracy(net: nn.Module, part: Part) -> float:
-        return (trainer.predict(net, part).argmax(-1) == part.y).double().mean().item()
+        return (trainer.predict(net, part).argmax(-1) == part.y).cpu().double().mean().item()
 
     return pd.DataFrame({d.name: {n: accuracy(net, d.test) for n, net in nets.items()} for d in domains.values()})
 

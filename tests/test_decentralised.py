@@ -22,7 +22,7 @@ from kd3a.errors import UserError
 from kd3a.methods import METHODS
 from kd3a.methods.base import Method
 from kd3a.methods.caida import confident, nearest_anchor
-from kd3a.models import Ensemble, WeightedEnsemble, build, contents, parcel, with_bottleneck
+from kd3a.models import Ensemble, ImageNet, WeightedEnsemble, build, contents, parcel, with_bottleneck
 from kd3a.poison import Poison, poisoned
 from kd3a.runs import make_run, start
 from kd3a.settings import Training
@@ -238,6 +238,27 @@ def test_losses_of_several_models_keep_their_precision_under_autocast():
         rough = losses.class_relation_consistency(logits, labels), losses.mixed_labels(*told)
         assert ensemble(torch.zeros(4, 5)).dtype == torch.float32
     assert rough[0] == exact[0] > 0 and torch.equal(rough[1], exact[1])
+
+
+def test_a_vote_batch_by_batch_keeps_its_precision_under_autocast(tiny_task, monkeypatch):
+    """In bfloat16, votes that are close are equal, and the lower class wins."""
+    method = METHODS["kd3a"]
+    half = Trainer(tiny.TRAINING, tiny.CPU.model_copy(update={"precision": "bfloat16"}), 0)
+    method = method(tiny_task, method.Config(teachers="train"), half, Channel(tiny_task.target.name))
+    states, consensus = [], method.consensus
+    told = lambda *given: states.append(torch.is_autocast_enabled("cpu")) or consensus(*given)  # noqa: E731
+    monkeypatch.setattr(method, "consensus", told)
+    tiny.train(method, 0, 1)
+    assert len(states) > tiny.TRAINING.batches_per_epoch and not any(states)
+
+
+def test_statistics_of_the_target_are_those_of_whole_batches():
+    """A network of large images divides what it scores, and its BatchNorm layers then see the parts."""
+    layers = [torch.nn.Flatten(), torch.nn.Linear(12, 4), torch.nn.BatchNorm1d(4)]
+    net = ImageNet(torch.nn.Sequential(*layers), 4, 3)
+    adapt(net, torch.rand(2, 40, 3, 2, 2, generator=torch.Generator().manual_seed(0)))
+    (layer,) = batchnorm_layers(net)
+    assert layer.num_batches_tracked == 2
 
 
 def test_statistics_of_the_target_are_taken_without_dropout():
@@ -582,6 +603,13 @@ def test_only_some_sources_can_be_dropped(rule, word, tiny_task):
         make("fedavg", tiny_task, weighting=rule)
 
 
+@pytest.mark.parametrize("name", ["fedavg", "kd3a"])
+def test_a_round_in_which_only_dropped_sources_answer_is_refused(name, tiny_task):
+    method = make(name, tiny_task, weighting="drop:beige")
+    with pytest.raises(UserError, match="drops every source, beige"):
+        method.collect(method.stages()[0], {"beige": method.report(method.sources["beige"])})
+
+
 # --- poison -----------------------------------------------------------------------------------------------------------
 
 
@@ -699,6 +727,13 @@ def test_wrong_poison_and_attacks_are_one_sentence(field, text, word):
 def test_only_sources_can_be_bad(setting, tiny_task):
     run = make_run("tiny", "denim", "fedavg", 0, tiny.TRAINING.model_copy(update=setting), {})
     with pytest.raises(UserError, match="amber, beige, coral"):
+        start(run, tiny_task, tiny.CPU)
+
+
+@pytest.mark.parametrize("name", ["source-only", "mdan", "oracle"])
+def test_where_no_model_is_uploaded_none_can_be_attacked(name, tiny_task):
+    run = make_run("tiny", "denim", name, 0, tiny.TRAINING.model_copy(update={"attack": "amber:scaled:10"}), {})
+    with pytest.raises(UserError, match=f"No source uploads a model to method {name}"):
         start(run, tiny_task, tiny.CPU)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -140,6 +141,12 @@ def test_a_record_tells_how_close_guesses_came_to_private_and_to_other_images(ti
     again = probes.execute(probe(), tiny_task, tiny.CPU)
     assert again["images"] == told and again["key"] == record["key"]
     assert probe(rate=0.1).key("") != probe().key("")
+
+
+def test_images_with_a_scale_for_each_channel_are_refused(tiny_task):
+    target = replace(tiny_task.target, train=replace(tiny_task.target.train, mean=(0.5, 0.4, 0.3), std=(0.2, 0.2, 0.2)))
+    with pytest.raises(UserError, match="one scale for all channels"):
+        probes.execute(probe(), replace(tiny_task, target=target), tiny.CPU)
 
 
 def test_inversion_looks_for_all_images_of_a_small_update_and_follows_its_steps(tiny_task, monkeypatch):

@@ -25,6 +25,8 @@ class FACT(Rounds):
     :math:`\frac1{BC} \sum |p_{H_1} - p_{H_2}|`; the two heads are averaged. Heads give logits; the published ones apply
     softmax twice. There the head also holds all fully connected layers; here it is the host's, one linear layer.
 
+    Mixup, where it is on, is of the sources' training; heads are retrained on plain batches.
+
     Budget: with K sources a round is 2/K of an epoch, so K/2 times as many rounds let every domain be seen as often as
     in KD3A: a source trains a whole epoch when it is drawn, in 2 of K rounds. Retraining the heads comes on top. The
     target is the server, so ``6 |G| + 6 |H|`` floats cross in a round where the paper's server has

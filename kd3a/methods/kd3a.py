@@ -16,14 +16,14 @@ from kd3a.aggregate import aggregate
 from kd3a.channel import Message
 from kd3a.consensus import Ballots, cast, check, ensemble, focus, vote
 from kd3a.domains import Batch, Domain
-from kd3a.losses import confidence_gate, distillation, mixup
+from kd3a.losses import confidence_gate, distillation, full_precision, mixup
 from kd3a.methods.base import Logs, Poll
 from kd3a.methods.kd3a_switches import OFFICIAL as OFFICIAL
 from kd3a.methods.kd3a_switches import Config
 from kd3a.methods.weighted import Weighted
 from kd3a.models import Net, contents, parcel, unpack
 from kd3a.trainer import Party, Stage
-from kd3a.weighting import domain_weights, dropped, rule_of, smooth
+from kd3a.weighting import domain_weights, rule_of, smooth
 
 
 class KD3A(Weighted):
@@ -42,8 +42,8 @@ class KD3A(Weighted):
 
     def entitled(self, names: list[str]) -> dict[str, Net]:
         """The teachers of these sources that may vote: all but the dropped ones."""
-        teachers, bad = dict(zip(self.sources, self.teachers, strict=True)), dropped(self.config.weighting)
-        return {name: teachers[name] for name in names if name not in bad}
+        teachers = dict(zip(self.sources, self.teachers, strict=True))
+        return {name: teachers[name] for name in self.kept(names)}
 
     def source_party(self, source: Domain) -> Party:
         net = self.trainer.net(self.task)
@@ -114,7 +114,8 @@ class KD3A(Weighted):
         def agreed(batch: Batch, step: int) -> tuple[Tensor, Tensor]:
             answers = [teacher.train()(batch.x).float().softmax(-1) for teacher in self.voters.values()]
             seen.append(torch.stack(answers, 1))  # (B, K, C)
-            return self.consensus(cast(seen[-1], self.config.class_vote), gate)
+            with full_precision(batch.x):  # in bfloat16, close votes would be equal
+                return self.consensus(cast(seen[-1], self.config.class_vote), gate)
 
         loss = self.train_student(stage, agreed)
         return loss, cast(torch.cat(seen), self.config.class_vote)

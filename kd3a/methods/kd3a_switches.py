@@ -6,18 +6,16 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from kd3a.consensus import VOTE
 from kd3a.settings import Settings
-from kd3a.weighting import RuleName
+from kd3a.weighting import WEIGHTS, RuleName
 
+#: The released code's values: those of the vote, those of the weights, and the rest.
 OFFICIAL = {
+    **VOTE["official"],
+    **WEIGHTS["official"],
     "shared": "backbone",
-    "consensus": "one-hot",
-    "support": "mask",
-    "fallback": 0.0,
-    "class_vote": "max",
     "focus": "shapley",
-    "size_factor": False,
-    "target_share": "gated",
     "weight_momentum": 0.9,
     "weight_decimals": 4,
     "vote_on": "stage",
@@ -68,7 +66,7 @@ class Config(Settings):
     teachers: Literal["eval", "train"] = "eval"
     """Teachers predict with their own BatchNorm statistics, or with the target batch's (which overwrite theirs)."""
     batchnorm_mmd: Literal["closed-form", "loss", "plain", "local"] = "closed-form"
-    """Second moments; the paper's loss; plain average of variances; or statistics are not exchanged at all (off)."""
+    """Second moments; the paper's loss; variances averaged; or statistics neither averaged nor sent back (off)."""
     mmd_rate: float = Field(0.001, gt=0)
     """Learning rate of the BatchNorm-MMD loss, as a share of the schedule's; used by batchnorm_mmd: loss only."""
     mixup: float = Field(0.2, ge=0)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kd3a.aggregate import aggregate
 from kd3a.channel import Message
-from kd3a.errors import UserError, choose
+from kd3a.errors import UserError, choose, listing
 from kd3a.methods.base import Logs, Rounds
 from kd3a.models import Net, contents, unpack
 from kd3a.settings import Settings
@@ -32,11 +32,18 @@ class Weighted(Rounds):
         super().build()
         for name in dropped(self.config.weighting):
             choose("source to drop", name, self.sources)
-        if set(dropped(self.config.weighting)) == set(self.sources):
-            raise UserError(f"weighting = {self.config.weighting!r} drops every source; keep one.")
+        self.kept(list(self.sources))
         self.samples: dict[str, Tensor] = {}  # features of the round by domain, for the rule that compares them
 
+    def kept(self, names: list[str]) -> list[str]:
+        """Of these sources, all but those that the rule drops."""
+        bad = dropped(self.config.weighting)
+        if set(names) <= set(bad):
+            raise UserError(f"weighting = {self.config.weighting!r} drops every source, {listing(names)}; keep one.")
+        return [name for name in names if name not in bad]
+
     def collect(self, stage: Stage, uploads: dict[str, Message]) -> Logs:
+        self.kept(list(uploads))
         alpha = rule_of(self.config.weighting)(self.context(uploads)).to(self.trainer.device)
         unpack(self.net, aggregate([contents(message) for message in uploads.values()], alpha))
         return {"loss": self.source_loss(), "weights": self.spread(alpha, uploads)}
