@@ -19,7 +19,7 @@ import torch
 from filelock import FileLock
 from playwright.sync_api import Error, sync_playwright
 
-from kd3a import models, plots
+from kd3a import plots
 from kd3a.data import digits
 
 torch.set_num_threads(1)
@@ -65,14 +65,6 @@ def digits_cache(own_cache, digits_file) -> Path:
 @pytest.fixture(scope="session")
 def tiny_task():
     return tiny.make_task()
-
-
-@pytest.fixture(scope="module")
-def small_model():
-    """Adds the network of :func:`tiny.small` to the models, under the name small."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(models.MODELS, "small", tiny.small)
-        yield
 
 
 @pytest.fixture

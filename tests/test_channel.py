@@ -160,7 +160,7 @@ def run(name: str, task, rounds_per_epoch: float, config: dict):
         ("kd3a", {"batchnorm_mmd": "local"}, "G H"),
     ],
 )
-def test_bytes_of_a_round_are_the_formula(name, config, goes_down, rounds_per_epoch, tiny_task, small_model):
+def test_bytes_of_a_round_are_the_formula(name, config, goes_down, rounds_per_epoch, tiny_task):
     method = run(name, tiny_task, rounds_per_epoch, config)
     floats = dict(zip(("G", "H", "BN"), sizes(method.net), strict=True))
     sources = len(tiny_task.sources)
@@ -175,12 +175,12 @@ def test_bytes_of_a_round_are_the_formula(name, config, goes_down, rounds_per_ep
     assert method.channel.bytes() == rounds * (down + up + 8 * sources)
 
 
-def test_source_only_sends_its_samples_once(tiny_task, small_model):
+def test_source_only_sends_its_samples_once(tiny_task):
     method = run("source-only", tiny_task, 1, {})
     assert method.channel.ledger == {(0, "data", "up"): sum(tiny_task.sizes) * (3 * 8 * 8 + 8)}
 
 
-def test_oracle_sends_nothing(tiny_task, small_model):
+def test_oracle_sends_nothing(tiny_task):
     assert run("oracle", tiny_task, 1, {}).channel.bytes() == 0
 
 

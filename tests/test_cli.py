@@ -37,7 +37,7 @@ FIELDS = (
 
 
 @pytest.fixture
-def params(tmp_path, small_model):
+def params(tmp_path):
     """Writes a params file with some keys changed, added or (``None``) left out."""
 
     def write(**changes) -> Path:
@@ -61,7 +61,7 @@ def no_data(monkeypatch):
 
 
 @pytest.fixture
-def tiny_digits(monkeypatch, own_cache, small_model, tiny_task):
+def tiny_digits(monkeypatch, own_cache, tiny_task):
     """The tiny task under the name of the digits, and a small network for it."""
     monkeypatch.setattr(data, "load", lambda *_: tiny_task)
 
@@ -380,7 +380,7 @@ def test_a_scale_that_a_dataset_does_not_have():
         shipped_for("domainnet126", "quick")
 
 
-def test_runs_on_a_folder_of_ones_own(tmp_path, capsys, small_model):
+def test_runs_on_a_folder_of_ones_own(tmp_path, capsys):
     for domain, label, number in product(("here", "there"), ("cat", "dog"), range(5)):
         (tmp_path / domain / label).mkdir(parents=True, exist_ok=True)
         colour = (40 * number, 200 * (label == "cat"), 90)

@@ -314,7 +314,7 @@ WRONG = {
     "share above one": (["--executor=ray", "--gpus-per-run=2"], ["gpus_per_run", "less than or equal to 1"]),
     "a GPU without a share": (["--executor=ray", "--device=cuda"], ["--gpus-per-run"]),
     "a share without a GPU": (["--executor=ray", "--device=cpu", "--gpus-per-run=0.5"], ["--gpus-per-run"]),
-    "no Ray": (["--executor=ray"], ["pip install 'kd3a[ray]'"]),
+    "no Ray": (["--executor=ray"], ["pip install --editable '.[ray]'"]),
 }
 
 

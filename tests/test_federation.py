@@ -63,7 +63,7 @@ class Houses(RemoteExchange):
 
 
 @pytest.fixture
-def cache(own_cache, small_model, monkeypatch):
+def cache(own_cache, monkeypatch):
     monkeypatch.setattr(records, "provenance", lambda *_: {})
     return own_cache
 
@@ -259,7 +259,7 @@ def party(seed: int):
 
 @given(asked=st.lists(st.integers(0, 5), min_size=1, max_size=12))
 @settings(max_examples=25, deadline=None)
-def test_a_shelf_gives_the_newest_state_that_is_not_too_new(asked, tmp_path_factory, small_model):
+def test_a_shelf_gives_the_newest_state_that_is_not_too_new(asked, tmp_path_factory):
     """Whatever rounds a target asks for, a source starts from a state of no later round, and two stay on the shelf."""
     shelf = Shelf(tmp_path_factory.mktemp("shelf"), "key-amber")
     known: dict[int, int] = {}  # rounds done -> which party left that state
@@ -278,7 +278,7 @@ def test_a_shelf_gives_the_newest_state_that_is_not_too_new(asked, tmp_path_fact
         assert shelf.rounds() == keep
 
 
-def test_a_damaged_state_is_passed_over(tmp_path, small_model):
+def test_a_damaged_state_is_passed_over(tmp_path):
     shelf, one = Shelf(tmp_path, "key-amber"), party(1)
     shelf.save(one, 1)
     shelf.save(party(2), 2)
@@ -291,7 +291,7 @@ def test_a_damaged_state_is_passed_over(tmp_path, small_model):
 
 
 @pytest.mark.parametrize("case", FEDERATED)
-def test_an_order_describes_its_run(case, small_model):
+def test_an_order_describes_its_run(case):
     run = run_of(case)
     stage = runs.start(run, tiny.make_task(), tiny.CPU).stages()[-1]
     text = order.write(run, SOURCES, "0" * 64, stage)
@@ -312,7 +312,7 @@ def test_an_order_describes_its_run(case, small_model):
     ],
     ids=str,
 )
-def test_an_order_that_does_not_fit_is_refused(change, message, small_model):
+def test_an_order_that_does_not_fit_is_refused(change, message):
     run = run_of()
     stage = runs.start(run, tiny.make_task(), tiny.CPU).stages()[0]
     text = json.dumps(json.loads(order.write(run, SOURCES, "0" * 64, stage)) | change)
@@ -320,7 +320,7 @@ def test_an_order_that_does_not_fit_is_refused(change, message, small_model):
         order.read(text)
 
 
-def test_an_order_for_other_data_is_refused(tmp_path, tiny_task, small_model):
+def test_an_order_for_other_data_is_refused(tmp_path, tiny_task):
     files.export(replace(tiny_task, sha256="1" * 64), tmp_path)
     run = run_of()
     text = order.write(run, SOURCES, "0" * 64, runs.start(run, tiny_task, tiny.CPU).stages()[0])

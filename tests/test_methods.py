@@ -201,7 +201,7 @@ def as_in_the_paper() -> KD3A:
 
 
 @pytest.mark.parametrize(("name", "value"), OFFICIAL.items())
-def test_each_official_switch_runs_alone(name, value, tiny_task, small_model):
+def test_each_official_switch_runs_alone(name, value, tiny_task):
     assert getattr(KD3A.Config(), name) != value
     method = switched(tiny_task, **{name: value})
     assert all(torch.isfinite(t).all() for t in method.state().values())
@@ -209,7 +209,7 @@ def test_each_official_switch_runs_alone(name, value, tiny_task, small_model):
     assert not torch.equal(method.net.state_dict()[weight], as_in_the_paper().net.state_dict()[weight])
 
 
-def test_official_is_the_sum_of_its_switches(tiny_task, small_model):
+def test_official_is_the_sum_of_its_switches(tiny_task):
     preset, by_hand = KD3A.Config(variant="official"), KD3A.Config(**OFFICIAL)
     assert preset.model_dump(exclude={"variant"}) == by_hand.model_dump(exclude={"variant"})
     assert tiny.same(switched(tiny_task, variant="official").state(), switched(tiny_task, **OFFICIAL).state())

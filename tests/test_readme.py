@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -68,9 +69,10 @@ def test_pictures_and_rooms_exist():
 
 
 def test_environment_and_lock_agree_with_the_package():
-    lock = {
-        re.split(r"==", line)[0].lower().replace("_", "-") for line in (ROOT / "requirements.lock").read_text().split()
-    }
-    for name in re.findall(r'^\s+"([a-zA-Z0-9-]+)', (ROOT / "pyproject.toml").read_text(), re.MULTILINE):
-        assert name.lower() in lock, f"{name} is not in requirements.lock"
+    names = re.compile(r"^[\w.-]+", re.MULTILINE)
+    lock = set(names.findall((ROOT / "requirements.lock").read_text().lower().replace("_", "-")))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    for line in [*project["dependencies"], *extras["book"], *extras["images"], *extras["dev"]]:
+        assert names.match(line)[0].lower() in lock, f"{line} is not in requirements.lock"
     assert "-r requirements.lock" in (ROOT / "environment.yml").read_text()

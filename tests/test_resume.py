@@ -197,7 +197,7 @@ def test_two_studies_share_the_grid(digits_cache, tmp_path):
 
 
 @pytest.fixture
-def small_cache(own_cache, small_model, monkeypatch) -> Path:
+def small_cache(own_cache, monkeypatch) -> Path:
     """A cache where every round of a small network leaves its checkpoint."""
     monkeypatch.setattr(runs, "CHECKPOINT_SECONDS", 0.0)
     monkeypatch.setattr(records, "provenance", lambda *_: {})  # asks git, which takes longer than a tiny run

@@ -564,7 +564,6 @@ def test_figures_are_the_same_every_time(draw, tmp_path, monkeypatch):
 
 
 def test_figures_without_records_say_so(tmp_path, monkeypatch):
-    empty = frame_of()
     nothing = svg(plots.nothing(), tmp_path, monkeypatch)
     columns = ["row", "target", "seed", "epoch", "weight", "accuracy", "megabytes"]
     empty = pd.DataFrame(columns=columns)

@@ -158,11 +158,11 @@ def trained(name: str, task, **config) -> dict[str, torch.Tensor]:
     return method.net.state_dict()
 
 
-def test_fedprox_without_pull_is_fedavg(tiny_task, small_model):
+def test_fedprox_without_pull_is_fedavg(tiny_task):
     assert tiny.same(trained("fedprox", tiny_task, proximal=0.0), trained("fedavg", tiny_task))
 
 
-def test_the_pull_of_fedprox_keeps_sources_close(tiny_task, small_model):
+def test_the_pull_of_fedprox_keeps_sources_close(tiny_task):
     def distance(proximal: float) -> float:
         method = METHODS["fedprox"]
         trainer = Trainer(TRAINING, tiny.CPU, 0)

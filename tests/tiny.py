@@ -44,7 +44,7 @@ def part(size: int, shift: int, seed: int) -> Part:
 
 
 def small(shape: tuple[int, ...], classes: int, dropout: float = 0.2) -> Net:
-    """A network of two layers, where cnn-narrow would take too long, but with dropout; see the fixture small_model."""
+    """A network of two layers, where cnn-narrow would take too long, but with dropout."""
     layers = [nn.Flatten(), nn.Linear(math.prod(shape), 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(dropout)]
     return Net(nn.Sequential(*layers), 8, classes)
 
@@ -76,12 +76,8 @@ def train(method: Method, first: int = 0, last: int | None = None) -> list[Logs]
     for stage in method.stages()[first:last]:
         method.channel.round = stage.round
         log = method.run(stage)
-        logs.append(log | {"stage": stage, "labelled": method.source_loss() if _has_losses(method) else log["loss"]})
+        logs.append(log | {"stage": stage, "labelled": method.source_loss() if method.losses else log["loss"]})
     return logs
-
-
-def _has_losses(method: Method) -> bool:
-    return bool(getattr(method, "losses", {}))
 
 
 def copied(state: dict[str, Tensor]) -> dict[str, Tensor]:

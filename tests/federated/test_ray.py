@@ -21,7 +21,7 @@ from kd3a.on_ray import Ray
 from kd3a.runs import checkpoint_folder
 from kd3a.study import Results
 
-pytestmark = pytest.mark.skipif(not find_spec("ray"), reason="pip install 'kd3a[ray]'")
+pytestmark = pytest.mark.skipif(not find_spec("ray"), reason="pip install --editable '.[ray]'")
 
 
 @pytest.fixture
