@@ -16,9 +16,7 @@ def markdown(name: str, scale: str) -> str:
     """A study's table in Markdown, from its records."""
     study = shipped(name, scale)
     frame = table(Results(study).frame(), [entry.title for entry in study.methods], study.domains())
-    lines = [["method", *frame.columns], ["---"] * (len(frame.columns) + 1)]
-    lines += [[title, *cells] for title, *cells in frame.itertuples()]
-    rows = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    rows = report.markdown(("method", *frame.columns), list(frame.itertuples()))
     return f"Target accuracy in %, mean ± sample standard deviation (number of seeds):\n\n{rows}"
 
 

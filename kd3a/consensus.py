@@ -1,7 +1,7 @@
 """Knowledge Vote and Consensus Focus: pure tensor functions of the teachers' predictions.
 
 Every function takes ``q``, the class probabilities that K teachers give to N target samples, shape (N, K, C).
-Teachers are never touched here. Derived in the book's chapter *KD3A in ten minutes*.
+Teachers are never touched here. Derived in the book's chapters *Knowledge Vote* and *Consensus Focus*.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from kd3a import report
 from kd3a.errors import choose
 from kd3a.records import ROOT
 from kd3a.study import MethodEntry, Study, shipped
@@ -102,7 +103,7 @@ def plain(scale: str) -> str:
         if set(told) & set(METHODS.values()):
             cells = [words(told.get(name)) for name in METHODS.values()]
             lines.setdefault((link(page), *cells), []).append(f"`{study.dataset}`")
-    return markdown(
+    return report.markdown(
         ("page", "data", *(f"*{name}*" for name in METHODS.values())),
         [(page, ", ".join(dict.fromkeys(data)), *cells) for (page, *cells), data in lines.items()],
     )
@@ -115,7 +116,7 @@ def others(scale: str) -> str:
         for name, settings in meanings(study).items():
             if name not in METHODS.values():
                 lines.setdefault(name, {}).setdefault(words(settings), []).append(link(page))
-    return markdown(
+    return report.markdown(
         ("row", "what it is", "where"),
         [
             (f"*{name}*", told, ", ".join(dict.fromkeys(pages)))
@@ -123,13 +124,3 @@ def others(scale: str) -> str:
             for told, pages in places.items()
         ],
     )
-
-
-def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table.
-
-    >>> markdown(("a", "b"), [("1", "2")])
-    '| a | b |\\n|---|---|\\n| 1 | 2 |'
-    """
-    first, *others = (f"| {' | '.join(cells)} |" for cells in (head, *rows))
-    return "\n".join([first, "|---" * len(head) + "|", *others])

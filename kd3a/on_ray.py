@@ -47,7 +47,7 @@ class Ray:
         try:
             import ray
         except ImportError:
-            raise UserError("--executor ray needs the package ray: pip install 'kd3a[ray]'.") from None
+            raise UserError("--executor ray needs the package ray: pip install --editable '.[ray]'.") from None
         self.ray, self.threads, self.workers, self.address, self.gpus = ray, threads, workers, address, gpus
         if not address:
             self.workers = workers or max(1, cores() // threads)

@@ -20,6 +20,7 @@ from kd3a.domains import Task
 from kd3a.errors import UserError, listing
 from kd3a.judging import SAVING, Claim, findings_table, judge, verdict
 from kd3a.methods import METHODS
+from kd3a.names import words
 from kd3a.paper import paper_table
 from kd3a.parameters import check_folder, check_given, check_injected
 from kd3a.plots import Picture
@@ -31,7 +32,7 @@ from kd3a.traffic import traffic
 
 def facts_table(facts: Mapping[str, str]) -> Markdown:
     """Two columns, in Markdown."""
-    return Markdown("| what | value |\n|---|---|\n" + "\n".join(f"| {name} | {facts[name]} |" for name in facts))
+    return Markdown(report.markdown(("what", "value"), list(facts.items())))
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------
@@ -124,12 +125,11 @@ class Page:
 
     def families(self) -> Markdown:
         """Every row with its method, whether source data leave home for it, and the settings it changes."""
-        lines = ["| row | family | method | settings changed |", "|---|---|---|---|"]
+        rows = []
         for entry in self.study.methods:
-            told = ", ".join(f"`{k}: {v}`" for k, v in (entry.config | entry.training).items())
-            about = (report.family(entry), METHODS[entry.method].summary, told or "–")
-            lines.append(f"| {' | '.join((entry.title, *about))} |")
-        return Markdown("\n".join(lines))
+            told = words(entry.config | entry.training or None)
+            rows.append((entry.title, report.family(entry), METHODS[entry.method].summary, told))
+        return Markdown(report.markdown(("row", "family", "method", "settings changed"), rows))
 
     def commands(self) -> Markdown:
         """How to rebuild the page's notebook from the records, and how to train it again."""

@@ -1,6 +1,7 @@
-"""Every figure of the book, in one style. Functions return a Figure; :func:`save` writes it as a deterministic SVG.
+"""The style of the book's figures, and the figures that several pages share.
 
-Figures are 5.2 inches wide with 10-point text, so that they stay legible when a phone shrinks them to its width.
+Functions return a Figure; :func:`save` writes it as a deterministic SVG. Figures are 5.2 inches wide with 10-point
+text, so that they stay legible when a phone shrinks them to its width.
 """
 
 from __future__ import annotations
@@ -135,7 +136,7 @@ def contact_sheet(domains: Mapping[str, Domain], classes: Sequence[str]) -> Figu
     ax.set_yticks([row * (high + gap) + high / 2 for row in range(len(domains))], list(domains))
     ax.set_xticks([column * (wide + gap) + wide / 2 for column in range(len(classes))], list(classes))
     ax.xaxis.tick_top()
-    _bare(ax)
+    bare(ax)
     return figure
 
 
@@ -452,7 +453,7 @@ def overview(runs: Mapping[str, Record], main: str) -> Figure:
     gate.set(ylabel="gate")
     sent.set(ylabel="megabytes\nexchanged", xlabel="epoch")
     for ax in (accuracy, gate, sent):
-        _legend_right(ax)
+        legend_right(ax)
     figure.align_ylabels()
     return figure
 
@@ -467,10 +468,11 @@ def _weights(ax: Axes, record: Record) -> None:
     ax.set(ylabel=r"weight $\alpha$")
     ax.set_ylim(bottom=0)
     ax.xaxis.set_major_locator(MaxNLocator(8, integer=True))
-    _legend_right(ax)
+    legend_right(ax)
 
 
-def _legend_right(ax: Axes) -> None:
+def legend_right(ax: Axes) -> None:
+    """The legend outside the data, at their right."""
     ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), handlelength=1.5, handletextpad=0.5, labelspacing=0.35)
 
 
@@ -483,7 +485,8 @@ def nothing(text: str = "no run of this study is recorded yet") -> Figure:
     return figure
 
 
-def _bare(ax: Axes) -> None:
+def bare(ax: Axes) -> None:
+    """No grid, no ticks and no frame: only what is drawn."""
     ax.grid(False)
     ax.tick_params(length=0)
     for spine in ax.spines.values():

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from kd3a.federation.report import Comparison, line
-from kd3a.plots import BLUE, GREEN, INK, ORANGE, SKY, WIDTH, arrow, box, canvas, styled
+from kd3a.plots import BLUE, GREEN, INK, ORANGE, SKY, WIDTH, arrow, box, canvas, nothing, styled
 
 
 @styled
@@ -36,18 +36,11 @@ def architecture() -> Figure:
     return figure
 
 
-def unmeasured(height: float) -> Figure:
-    """In the place of a figure whose numbers are not there."""
-    figure = Figure(figsize=(WIDTH, height))
-    figure.text(0.5, 0.5, "not measured", ha="center", va="center")
-    return figure
-
-
 @styled
 def byte_bars(c: Comparison | None) -> Figure:
     """Bytes up and down as the ledger, the messages and the sockets count them, in megabytes."""
     if c is None:
-        return unmeasured(2.3)
+        return nothing("not measured")
     figure, ax = canvas(2.3)
     frame = c.bytes()[["up", "down"]] / 1e6
     height = 0.38
@@ -70,7 +63,7 @@ def byte_bars(c: Comparison | None) -> Figure:
 def many_sources(scaling: list[dict[str, float]] | None, most: int = 10_000) -> Figure:
     """Seconds and megabytes of a round against the number of sources: measured, and on by the fitted line."""
     if not scaling:
-        return unmeasured(2.9)
+        return nothing("not measured")
     figure, (left, right) = canvas(2.9, 1, 2)
     numbers = np.array([entry["sources"] for entry in scaling])
     start, slope = line(scaling)

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from kd3a.plots import BLUE, GREEN, GREY, ORANGE, canvas, nothing, styled
+from kd3a.plots import BLUE, GREEN, GREY, ORANGE, bare, canvas, nothing, styled
 from kd3a.probes import NAMES, RECOVERED
 
 STYLES = {"dlg": (ORANGE, "s", -0.2), "idlg": (GREEN, "D", 0.0), "inversion": (BLUE, "o", 0.2)}
@@ -78,10 +78,8 @@ def reconstruction_grid(rows: Mapping[str, Mapping[str, tuple[Tensor, str]]], co
     figure, axes = canvas(0.35 + 0.78 * len(rows), len(rows), len(columns), squeeze=False)
     for line, (title, cells) in zip(axes, rows.items(), strict=True):
         for ax, column in zip(line, columns, strict=True):
+            bare(ax)
             ax.set(xticks=[], yticks=[])
-            ax.grid(False)
-            for spine in ax.spines.values():
-                spine.set_visible(False)
             if column in cells:
                 image, caption = cells[column]
                 ax.imshow(image.permute(1, 2, 0).numpy(), interpolation="nearest", vmin=0, vmax=1)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kd3a import batchnorm
 from kd3a.consensus import knowledge_vote
-from kd3a.plots import BLUE, FAINT, GREY, INK, MARKERS, ORANGE, PALETTE, RED, canvas, styled
+from kd3a.plots import BLUE, FAINT, GREY, INK, MARKERS, ORANGE, PALETTE, RED, canvas, legend_right, styled
 from kd3a.trainer import timeline
 
 # --- BatchNorm MMD ----------------------------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ def vote_over_rounds(history: pd.DataFrame, names: Sequence[str]) -> Figure:
     bottom.set(xlabel="round", ylabel="target images (%)", ylim=(0, 100), xlim=(rounds[0], rounds[-1]))
     bottom.xaxis.set_major_locator(MaxNLocator(8, integer=True))
     for ax in (top, bottom):
-        ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), handlelength=1.5, handletextpad=0.5, labelspacing=0.35)
+        legend_right(ax)
     figure.align_ylabels()
     return figure
 

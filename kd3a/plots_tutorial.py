@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kd3a.channel import PRIVATE
 from kd3a.domains import Domain
-from kd3a.plots import BLUE, FAINT, GREY, INK, MARKERS, ORANGE, PALETTE, WIDTH, _bare, as_image, canvas, heatmap, styled
+from kd3a.plots import BLUE, FAINT, GREY, INK, MARKERS, ORANGE, PALETTE, WIDTH, as_image, bare, canvas, heatmap, styled
 
 
 @styled
@@ -28,7 +28,7 @@ def one_class(domains: Mapping[str, Domain], label: int, count: int = 10) -> Fig
     ax.imshow(sheet, interpolation="nearest")
     ax.set_yticks([row * high + high / 2 for row in range(len(rows))], list(domains))
     ax.set_xticks([])
-    _bare(ax)
+    bare(ax)
     return figure
 
 
@@ -84,7 +84,7 @@ def soft_labels(image: Tensor, labels: Mapping[str, Tensor], classes: Sequence[s
     ax = left.subplots()
     ax.imshow(as_image(image), interpolation="nearest")
     ax.set(xticks=[], yticks=[])
-    _bare(ax)
+    bare(ax)
     axes = right.subplots(len(labels), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
     for ax, (title, p) in zip(axes, labels.items(), strict=True):
         ax.bar(range(len(classes)), (100 * p).tolist(), color=BLUE, width=0.75)
@@ -174,7 +174,7 @@ def coalitions(quality: Mapping[tuple[int, ...], float], names: Sequence[str]) -
             left.plot(k, row, marker="o", ms=7, color=PALETTE[k] if inside else FAINT, mfc=None if inside else "none")
     left.set_xticks(range(len(names)), names, rotation=35, ha="right", rotation_mode="anchor")
     left.set(xlim=(-0.6, len(names) - 0.4), yticks=[])
-    _bare(left)
+    bare(left)
     bars = right.barh(range(len(rows)), [quality[c] for c in rows], color=BLUE, height=0.7)
     right.bar_label(bars, fmt="%.0f", padding=2, fontsize=9)
     right.set(xlabel="consensus quality Q")

@@ -1,4 +1,4 @@
-"""What a study page says beside its table: what is missing, where it ran, what crossed, and the verdict."""
+"""What a study page says beside its table: what is missing, where it ran, and what crossed."""
 
 from __future__ import annotations
 
@@ -298,6 +298,16 @@ def tabulated(texts: Mapping[tuple[str, str], str]) -> pd.DataFrame:
     """Cells by (row, column) as a table, in the order in which they come; – where there is none."""
     rows, columns = (list(dict.fromkeys(place[i] for place in texts)) for i in (0, 1))
     return pd.DataFrame([[texts.get((row, column), "–") for column in columns] for row in rows], rows, columns)
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown.
+
+    >>> markdown(("a", "b"), [("1", "2")])
+    '| a | b |\\n|---|---|\\n| 1 | 2 |'
+    """
+    first, *others = (f"| {' | '.join(cells)} |" for cells in (head, *rows))
+    return "\n".join([first, "|---" * len(head) + "|", *others])
 
 
 def trade(frame: pd.DataFrame, rows: Sequence[str], targets: Sequence[str]) -> pd.DataFrame:
