@@ -299,13 +299,12 @@ def cosine_distances(phi: Tensor, centres: Tensor, present: Tensor) -> Tensor:
     return (1 - F.normalize(phi, dim=-1) @ F.normalize(centres, dim=-1).T).masked_fill(~present, math.inf)
 
 
-def shot_centroids(phi: Tensor, p: Tensor, threshold: int = 0) -> tuple[Tensor, Tensor]:
+def shot_centroids(phi: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
     r"""SHOT's class centres in two rounds: means weighted by the predictions, then means of whoever is nearest to them.
 
     Args:
         phi: unit features of the whole target, (N, d); see :func:`unit_features`.
         p: predictions, (N, C).
-        threshold: classes that no more than so many samples have are left out of both rounds.
 
     Returns:
         centres (C, d), and which classes are present, bool (C,).
@@ -316,12 +315,12 @@ def shot_centroids(phi: Tensor, p: Tensor, threshold: int = 0) -> tuple[Tensor, 
     """
     classes = p.shape[1]
     predicted = F.one_hot(p.argmax(-1), classes)
-    nearest = cosine_distances(phi, centroids(phi, p), predicted.sum(0) > threshold).argmin(-1)
+    nearest = cosine_distances(phi, centroids(phi, p), predicted.any(0)).argmin(-1)
     members = F.one_hot(nearest, classes)
-    return centroids(phi, members.to(phi)), members.sum(0) > threshold
+    return centroids(phi, members.to(phi)), members.any(0)
 
 
-def shot_labels(phi: Tensor, p: Tensor, threshold: int = 0) -> Tensor:
+def shot_labels(phi: Tensor, p: Tensor) -> Tensor:
     r"""SHOT's pseudo-labels, (N,): the class whose centre is nearest by cosine distance; see :func:`shot_centroids`.
 
     >>> phi = unit_features(torch.tensor([[5.0], [4.0], [-5.0], [-4.0]]))
@@ -329,7 +328,7 @@ def shot_labels(phi: Tensor, p: Tensor, threshold: int = 0) -> Tensor:
     >>> shot_labels(phi, p).tolist()
     [0, 0, 1, 1]
     """
-    return cosine_distances(phi, *shot_centroids(phi, p, threshold)).argmin(-1)
+    return cosine_distances(phi, *shot_centroids(phi, p)).argmin(-1)
 
 
 def mixed_labels(phi: Tensor, centres: Tensor, present: Tensor, weights: Tensor) -> Tensor:

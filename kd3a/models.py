@@ -237,14 +237,13 @@ def drawn(seed: int, make: Callable[[], nn.Module]) -> nn.Module:
         return make()
 
 
-def with_bottleneck(net: Net, width: int = 256, weight_norm: bool = True, seed: int = 0) -> Net:
+def with_bottleneck(net: Net, width: int = 256, seed: int = 0) -> Net:
     """SHOT's form of a network, in place: a linear bottleneck with BatchNorm ends the backbone, and the head on it is
     weight-normalised, so that it knows directions only. The new layers stand where the old head stood."""
     old = net.head.weight
 
     def layers() -> nn.ModuleList:
-        head = nn.Linear(width, net.head.out_features)
-        head = nn.utils.parametrizations.weight_norm(head) if weight_norm else head
+        head = nn.utils.parametrizations.weight_norm(nn.Linear(width, net.head.out_features))
         return nn.ModuleList([nn.Linear(net.features, width), nn.BatchNorm1d(width), head])
 
     bottleneck, norm, net.head = drawn(seed, layers).to(old.device)

@@ -210,8 +210,6 @@ def test_bottleneck_and_weight_norm():
     with torch.no_grad():
         direction *= 3  # a weight-normalised head does not know how long its directions are
     torch.testing.assert_close(net.head.weight.norm(dim=1, keepdim=True), length)
-    plain = with_bottleneck(build("mlp-small", (5,), 3, seed=0), 16, weight_norm=False)
-    assert {name for name, _ in plain.head.named_parameters()} == {"weight", "bias"}
 
 
 def test_ensembles_average_what_they_say():

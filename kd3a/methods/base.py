@@ -145,15 +145,12 @@ class Method:
         device = self.trainer.device
         self.memory = {k.removeprefix("memory/"): v.to(device) for k, v in state.items() if k.startswith("memory/")}
 
-    def mixing(
-        self, name: str, stage: Stage, alpha: float, steps: int | None = None, size: int | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def mixing(self, name: str, stage: Stage, alpha: float, size: int | None = None) -> tuple[Tensor, Tensor]:
         """Mixup's draws for a whole stage: lambda (steps,) and partners (steps, B), on the device."""
-        steps = len(stage) if steps is None else steps
         size = self.trainer.training.batch_size if size is None else size
         generator = self.trainer.generator("mixup", name, stage.phase, stage.round)
-        lam = beta_draws(steps, alpha, generator)
-        partner = torch.rand(steps, size, generator=generator).argsort(-1)
+        lam = beta_draws(len(stage), alpha, generator)
+        partner = torch.rand(len(stage), size, generator=generator).argsort(-1)
         return lam.to(self.trainer.device), partner.to(self.trainer.device)
 
     def supervised(self, party: Party, stage: Stage, mixup_alpha: float = 0.0, order: Tensor | None = None) -> Tensor:
