@@ -8,18 +8,15 @@ import torch
 from filelock import FileLock
 from torch import Tensor, nn
 
-from kd3a import records
 from kd3a.channel import Message
 from kd3a.domains import Batch, Part, Task
 from kd3a.errors import UserError
 from kd3a.losses import confidence_gate, distillation
 from kd3a.methods.base import Method
 from kd3a.methods.kd3a import KD3A
-from kd3a.runs import Journal, Run, checkpoint_folder, load_checkpoint, save_checkpoint, start
+from kd3a.runs import Run, checkpoint_folder, resumed, save_checkpoint, start
 from kd3a.settings import Hardware
 from kd3a.trainer import Party, Stage
-
-RECIPE = 1  # raise it with every change of what a round does, so that old checkpoints are left behind
 
 
 def halfway(run: Run, task: Task, hardware: Hardware, rounds: int) -> Method:
@@ -32,17 +29,14 @@ def halfway(run: Run, task: Task, hardware: Hardware, rounds: int) -> Method:
     stages = method.stages()
     if not 0 < rounds <= len(stages):
         raise UserError(f"This run has {len(stages)} rounds; choose from 1 to {len(stages)}, not {rounds}.")
-    path = checkpoint_folder() / f"{run.key(task.sha256)}-{rounds}-{RECIPE}.safetensors"
+    path = checkpoint_folder() / f"{run.key(task.sha256)}-{rounds}.safetensors"
     with FileLock(path.with_suffix(".lock")):
-        if state := load_checkpoint(path):
-            tensors, journal = state
-            method.load(tensors)
-            method.channel.load(journal.ledger)
-        else:
-            journal = Journal(records.provenance(method.trainer.device, hardware.threads))
+        journal = resumed(method, path, hardware)
+        if not journal.rounds:
             for stage in stages[:rounds]:
                 method.channel.round = stage.round
                 method.run(stage)
+            journal.rounds = rounds
             save_checkpoint(path, method, journal)
     return method
 

@@ -8,7 +8,7 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -146,12 +146,7 @@ def execute(
         if key in known:
             return known[key]
         method = start(run, task, hardware, exchange)
-        device = method.trainer.device
-        journal = Journal(records.provenance(device, hardware.threads) | getattr(exchange, "provenance", {}))
-        if state := load_checkpoint(checkpoint):
-            tensors, journal = state
-            method.load(tensors)
-            method.channel.load(journal.ledger)
+        journal = resumed(method, checkpoint, hardware, getattr(exchange, "provenance", {}))
         stages = method.stages()
         with Progress(f"{run.method} → {run.target} (seed {run.seed})", len(stages), journal.rounds, quiet) as bar:
             written = -math.inf
@@ -169,26 +164,28 @@ def execute(
                 bar.advance(journal.epochs[-1] if journal.epochs else {})
                 if on_stage:
                     on_stage(method, stage)
-        record = {
-            "key": key,
-            "study": study,
-            "scale": scale,
-            "dataset": run.dataset,
-            "data_sha256": task.sha256,
-            "method": run.method,
-            "target": run.target,
-            "seed": run.seed,
-            "config": run.settings,
-            "epochs": journal.epochs,
-            "target_accuracy": journal.epochs[-1]["target_accuracy"],
-            "criterion": round(criterion(method), 6),
-            "seconds": round(journal.seconds, 2),
-            "peak_mb": round(peak_bytes(device) / 2**20, 1),
-            "provenance": journal.provenance,
-        }
+        record = {"key": key, "study": study, "scale": scale} | told(run, task, method, journal)
         if out:
             records.append(out, record)  # before the lock opens: nobody may train it again
         return record
+
+
+def told(run: Run, task: Task, method: Method, journal: Journal) -> records.Record:
+    """What a record tells of a run that has ended."""
+    return {
+        "dataset": run.dataset,
+        "data_sha256": task.sha256,
+        "method": run.method,
+        "target": run.target,
+        "seed": run.seed,
+        "config": run.settings,
+        "epochs": journal.epochs,
+        "target_accuracy": journal.epochs[-1]["target_accuracy"],
+        "criterion": round(criterion(method), 6),
+        "seconds": round(journal.seconds, 2),
+        "peak_mb": round(peak_bytes(method.trainer.device) / 2**20, 1),
+        "provenance": journal.provenance,
+    }
 
 
 def forget(key: str) -> None:
@@ -287,6 +284,16 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], Journal] | None:
             return {name: file.get_tensor(name) for name in file.keys()}, journal  # noqa: SIM118 (not a dict)
     except (FileNotFoundError, SafetensorError, ValueError, KeyError, TypeError):
         return None
+
+
+def resumed(method: Method, path: Path, hardware: Hardware, notes: Mapping[str, Any] | None = None) -> Journal:
+    """The run's journal: that of its checkpoint, whose state the method takes over, or a new one with these notes."""
+    if state := load_checkpoint(path):
+        tensors, journal = state
+        method.load(tensors)
+        method.channel.load(journal.ledger)
+        return journal
+    return Journal(records.provenance(method.trainer.device, hardware.threads) | (notes or {}))
 
 
 def peak_bytes(device: torch.device) -> int:
