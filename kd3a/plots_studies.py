@@ -190,7 +190,9 @@ def cost_bars(frame: pd.DataFrame, rows: Sequence[str]) -> Figure:
 
 @styled
 def ranking(means: pd.DataFrame) -> Figure:
-    """Mean accuracy of every row as bars, best first, a colour for each family; whiskers: sample standard deviation.
+    """Mean accuracy of every row, best first, a colour and a marker for each family; whiskers: one standard deviation.
+
+    Points, not bars: the axis begins where the data do, so that rows that lie close together can be told apart.
 
     ``means`` comes from :func:`kd3a.report.ranking`.
     """
@@ -198,16 +200,13 @@ def ranking(means: pd.DataFrame) -> Figure:
         return nothing()
     figure, ax = canvas(0.9 + 0.24 * len(means))
     at = np.arange(len(means))
-    for family, colour in zip(FAMILIES, (BLUE, SKY, ORANGE, GREY), strict=True):
+    for family, colour, marker in zip(FAMILIES, (BLUE, SKY, ORANGE, GREY), MARKERS, strict=False):
         mine = (means["family"] == family).to_numpy()
         if mine.any():
-            spread = {"xerr": 100 * means["std"][mine].fillna(0), "error_kw": {"lw": 1.4, "ecolor": INK}}
-            ax.barh(at[mine], 100 * means["mean"][mine], 0.74, color=colour, label=family, **spread)
-    ax.set(xlabel="mean accuracy over all targets (%)", xlim=(0, 100))
+            style = {"ls": "", "marker": marker, "ms": 6, "capsize": 2.5, "color": colour, "label": family}
+            ax.errorbar(100 * means["mean"][mine], at[mine], xerr=100 * means["std"][mine].fillna(0), **style)
+    ax.set(xlabel="mean accuracy over all targets (%)", ylim=(len(means) - 0.4, -0.6))
     ax.set_yticks(at, means["row"], fontsize=8.5)
-    ax.invert_yaxis()
-    ax.margins(y=0.01)
-    ax.grid(axis="y", visible=False)
     ax.tick_params(axis="y", length=0)
     figure.legend(loc="outside upper center", ncols=2)
     return figure
