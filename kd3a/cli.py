@@ -217,7 +217,7 @@ def do_run(arguments: argparse.Namespace) -> None:
 def do_study(arguments: argparse.Namespace) -> int:
     spread, shard = spread_of(arguments), Shard.parse(arguments.shard)
     hardware = spread.hardware(hardware_of(arguments, here=spread.executor != "ray"))
-    study = load_study(arguments.params)
+    study = load_study(arguments.params, arguments.data)
     only: dict[str, set[str]] = {}
     for key, value in pairs(arguments.only, "--only"):
         only.setdefault(key, set()).add(value)

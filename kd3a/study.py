@@ -74,7 +74,7 @@ class Study(Settings):
     """The rows of the table."""
 
     def domains(self) -> list[str]:
-        return self.targets or list(choose("dataset", self.dataset, data.DATASETS).DOMAINS)
+        return self.targets or list(data.domains(self.dataset))
 
     def training_of(self, entry: MethodEntry) -> Training:
         """Budget and optimiser of one row."""
@@ -108,10 +108,11 @@ def chosen(study: Study | PrivacyStudy, only: dict[str, set[str]] | None = None)
     return grid
 
 
-def load_study(path: Path) -> Study | PrivacyStudy:
+def load_study(path: Path, folder: Path | None = None) -> Study | PrivacyStudy:
     """Read and check a params file, its methods' settings included, before anything else is loaded.
 
-    A file with ``attacks`` in place of ``methods`` is a study of what updates give away.
+    ``folder`` holds the data, if ``KD3A_DATA`` does not: some datasets have the domains that lie there. A file with
+    ``attacks`` in place of ``methods`` is a study of what updates give away.
     """
     try:
         values = yaml.safe_load(Path(path).read_text())
@@ -121,16 +122,19 @@ def load_study(path: Path) -> Study | PrivacyStudy:
         raise UserError(f"{path} is not a text file; params files are YAML in UTF-8.") from None
     except yaml.YAMLError as error:
         raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from None
-    return study_from(values, str(path))
+    return study_from(values, str(path), folder)
 
 
-def study_from(values: Any, where: str) -> Study | PrivacyStudy:
+def study_from(values: Any, where: str, folder: Path | None = None) -> Study | PrivacyStudy:
     """The study that plain values describe, checked; ``where`` they stand is told with a mistake."""
     attacks = isinstance(values, dict) and "attacks" in values
     study = (PrivacyStudy if attacks else Study).read(values, where)
-    dataset = choose(f"dataset in {where}:", study.dataset, data.DATASETS)
+    choose(f"dataset in {where}:", study.dataset, data.DATASETS)
+    known = data.domains(study.dataset, folder)
+    if isinstance(study, Study) and not study.targets:
+        study = study.model_copy(update={"targets": list(known)})
     for target in study.domains():
-        choose(f"target in {where}:", target, dataset.DOMAINS)
+        choose(f"target in {where}:", target, known)
     study.runs()
     return study
 

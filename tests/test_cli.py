@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import product
 from pathlib import Path
 from statistics import mean, stdev
@@ -15,6 +16,7 @@ from kd3a import cli, data, models, records
 from kd3a.data import digits
 from kd3a.errors import UserError
 from kd3a.methods import METHODS
+from kd3a.records import ROOT
 from kd3a.settings import Hardware, Training
 from kd3a.study import Study, load_study, shipped_for
 
@@ -380,16 +382,37 @@ def test_a_scale_that_a_dataset_does_not_have():
         shipped_for("domainnet126", "quick")
 
 
-def test_runs_on_a_folder_of_ones_own(tmp_path, capsys):
+def paint(folder: Path) -> None:
+    """Two domains of two classes, as plain images."""
     for domain, label, number in product(("here", "there"), ("cat", "dog"), range(5)):
-        (tmp_path / domain / label).mkdir(parents=True, exist_ok=True)
+        (folder / domain / label).mkdir(parents=True, exist_ok=True)
         colour = (40 * number, 200 * (label == "cat"), 90)
-        Image.new("RGB", (30, 20), colour).save(tmp_path / domain / label / f"{number}.png")
+        Image.new("RGB", (30, 20), colour).save(folder / domain / label / f"{number}.png")
+
+
+def test_runs_on_a_folder_of_ones_own(tmp_path, capsys):
+    paint(tmp_path)
     run = ["run", "--dataset=folder", f"--data={tmp_path}", "--method=fedavg", "--set=model=small", *SHORT]
     cli.main([*run, "--target=here", f"--out={tmp_path / 'records.jsonl'}"])
     assert "fedavg → here: accuracy" in capsys.readouterr().out
     assert cli.main([*run, "--target=nowhere"]) != 0
     assert "choose one of here, there." in capsys.readouterr().err
+
+
+def test_the_study_of_chapter_8_runs_on_a_folder_of_ones_own(tmp_path, capsys, own_cache, monkeypatch):
+    """The page's own params file, with two domains and a smaller network."""
+    monkeypatch.delenv("KD3A_DATA", raising=False)
+    chapter = json.loads((ROOT / "book" / "tutorial" / "8-your-own-domains.ipynb").read_text())
+    text = "".join(line for cell in chapter["cells"] for line in cell["source"])
+    (params,) = re.findall(r"```yaml\n(study: mine.*?)```", text, re.DOTALL)
+    (tmp_path / "mine.yaml").write_text(params.replace("cnn-narrow, epochs: 6", "small, epochs: 1"))
+    paint(tmp_path / "images")
+    study = ["study", str(tmp_path / "mine.yaml"), f"--results={tmp_path}", "--quiet"]
+    assert cli.main([*study, f"--data={tmp_path / 'images'}", "--only=seed=0"]) == 0
+    table = capsys.readouterr().out
+    assert all(name in table for name in ("here", "there", "fedavg", "KD3A (no mixup)")) and "(1)" in table
+    assert cli.main(study) != 0
+    assert "name its folder with --data" in capsys.readouterr().err
 
 
 def test_user_errors_are_sentences():

@@ -51,6 +51,12 @@ def find(name: str, data: Path | None = None) -> Dataset:
     return dataset.at(Path(folder) if folder else None) if hasattr(dataset, "at") else dataset
 
 
+def domains(name: str, data: Path | None = None) -> tuple[str, ...]:
+    """The domains by name; where only a folder knows them, those that lie in ``data``, or in ``KD3A_DATA``."""
+    dataset = choose("dataset", name, DATASETS)
+    return dataset.DOMAINS if getattr(dataset, "domains", True) else find(name, data).DOMAINS
+
+
 def load(name: str, target: str, data: Path | None = None) -> Task:
     """The task of adapting all other domains of dataset ``name`` to domain ``target``.
 
