@@ -45,7 +45,7 @@ def domain_weights(
     A negative :math:`\mathrm{CF}_k` (possible for leave-one-out) counts as zero: a source whose removal improves the
     consensus gets no weight. If no source is left, weights go by :math:`N_k` alone (uniform without the size factor),
     as in the first rounds of the released code, when nobody passes the gate. In the paper's variant the 0.001 of the
-    fallback keeps the quality positive there, and the weights then follow who is sharper on average.
+    fallback decides there: sources whose removal blurs the mean of all get weight, and if there is none, size decides.
 
     Args:
         focus: CF values, (K,).
