@@ -139,4 +139,5 @@ def test_cache_is_used_when_whole_and_told_the_same(own_cache):
 def test_cache_that_cannot_be_written_is_no_obstacle(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("KD3A_CACHE", str(tmp_path / "file"))
-    assert files.cached("thing", "recipe", lambda: {"x": np.ones(3)})["x"].sum() == 3
+    with pytest.warns(UserWarning, match="thing could not be cached"):
+        assert files.cached("thing", "recipe", lambda: {"x": np.ones(3)})["x"].sum() == 3

@@ -138,7 +138,8 @@ def test_cache_that_cannot_be_written_is_no_obstacle(built, tmp_path, builds, mo
     file = tmp_path / "file"
     file.write_text("in the way")
     monkeypatch.setenv("KD3A_CACHE", str(file))
-    domains, sha256 = digits.load()
+    with pytest.warns(UserWarning, match="could not be cached"):
+        domains, sha256 = digits.load()
     assert sha256 == digits.SHA256 and equal(domains, built[0])
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import warnings
 import zipfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -142,9 +143,12 @@ def cached(name: str, told: str, make: Callable[[], Arrays]) -> Arrays:
         path.parent.mkdir(parents=True, exist_ok=True)
         draft.write_bytes(save(arrays, metadata={"sha256": _sum(arrays)}))
         os.replace(draft, path)
-    except OSError:  # a cache that cannot be written only costs time
+    except OSError as error:  # it only costs time
         with suppress(OSError):
             draft.unlink(missing_ok=True)
+        warnings.warn(
+            f"{name} could not be cached in {path.parent} ({error}): every run will make it anew.", stacklevel=2
+        )
     return arrays
 
 
