@@ -259,7 +259,7 @@ class Page:
         )
 
     def ranked(self, name: str) -> Picture:
-        """The same as bars, saved as ``name``."""
+        """The same as points with whiskers, saved as ``name``."""
         return plots.save(plots_studies.ranking(report.ranking(self.found)), name)
 
     def curves(self, name: str, rows: Sequence[str] | None = None) -> Picture:
