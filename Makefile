@@ -56,7 +56,7 @@ study: .venv/installed ## train what is missing of STUDY=name at SCALE=cpu, or o
 	for params in params/$(or $(STUDY),*)/$(or $(SCALE),cpu).yaml; do $(BIN)/kd3a study $$params $(if $(STUDY),,--if-there) $(if $(WORKERS),--workers $(WORKERS),$(if $(filter paper,$(SCALE)),,--executor processes)) || exit; done
 
 quick: .venv/installed ## run every notebook at quick scale, trained from scratch, into _build/quick
-	rm -rf _build/quick
+	rm -rf _build/quick && mkdir -p _build/quick
 	KD3A_CACHE=$(CURDIR)/_build/quick KD3A_RESULTS=$(CURDIR)/_build/quick $(BIN)/python book/build.py --scale quick --train --no-html
 
 bench: .venv-federated/installed ## measure what is claimed to be fast, each ratio in one run

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 import pandas as pd
 
 from kd3a import report
-from kd3a.errors import UserError
+from kd3a.errors import UserError, choose
 from kd3a.judging import EVERY, SAVING, Claim, Finding, findings_table, judge, verdict
 from kd3a.probes import NAMES
 from kd3a.reconstructions import control, rivals
 from kd3a.records import ROOT
+from kd3a.settings import SCALES
 
 FOCUS, OTHER_RULES = "consensus-focus", ("h-divergence", "info-gain")
 SHARES = ("MA-15", "MA-30", "MA-50")  # of wrong labels
@@ -392,6 +393,7 @@ def judged(scale: str, results: str = "") -> list[Judged]:
 
     Statements that other data cannot judge, or not yet, do not count there; on the study's own they are open.
     """
+    choose("scale", scale, SCALES)
     known: dict[str, dict[str, tuple[pd.DataFrame, list[Claim], list[str]]]] = {}
     for study in dict.fromkeys(entry.study for entry in LEDGER if entry.study):
         for title, name in {"": study, **elsewhere(study, scale)}.items():

@@ -8,6 +8,7 @@ from typing import Any
 from kd3a import report
 from kd3a.errors import choose
 from kd3a.records import ROOT
+from kd3a.settings import SCALES
 from kd3a.study import MethodEntry, Study, shipped
 
 #: The pages with rows of these methods, in the book's order. A study belongs to the page that its name begins with.
@@ -84,7 +85,7 @@ def words(settings: dict[str, Any] | None) -> str:
 
 def found(scale: str) -> Iterator[tuple[str, Study]]:
     """Page and study of every params file of a scale with rows of these methods, page by page."""
-    choose("scale", scale, ("quick", "cpu", "paper"))
+    choose("scale", scale, SCALES)
     studies = [path.parent.name for path in sorted((ROOT / "params").glob(f"*/{scale}.yaml"))]
     for page in PAGES:
         yield from ((page, shipped(name, scale)) for name in studies if page_of(name) == page)

@@ -22,7 +22,7 @@ from kd3a.judging import SAVING, Claim, findings_table, judge, verdict
 from kd3a.methods import METHODS
 from kd3a.names import words
 from kd3a.paper import paper_table
-from kd3a.parameters import check_folder, check_given, check_injected
+from kd3a.parameters import check_page
 from kd3a.plots import Picture
 from kd3a.runs import make_run, start
 from kd3a.settings import Hardware, Training
@@ -56,9 +56,7 @@ class Page:
         that cannot be meant end here, before anything is trained.
         """
         self.notebook, self.scale = f"book/{notebook}.ipynb", scale
-        check_injected(self.notebook, names or {})
-        check_given(train, study=study, scale=scale, results=results)
-        check_folder(results, train)
+        check_page(self.notebook, names or {}, results, train, study=study, scale=scale)
         self.told = {"results": results, "train": train, "names": names}
         self.made: dict[str, Page] | None = None  # the same study on other data
         self.found = report.open_results(study, scale, results, names)

@@ -48,6 +48,13 @@ def check_injected(notebook: str, names: Mapping[str, Any]) -> None:
             )
 
 
+def check_page(notebook: str, names: Mapping[str, Any], results: Any = "", train: Any = False, **texts: Any) -> None:
+    """Refuse what cannot be meant among the parameters of a page that shows records; ``names`` are the notebook's."""
+    check_injected(notebook, names)
+    check_given(train, results=results, **texts)
+    check_folder(results, train)
+
+
 def check_given(train: Any, **texts: Any) -> None:
     """Refuse what papermill did not turn into the kind of value that is needed."""
     if not isinstance(train, bool):

@@ -25,7 +25,7 @@ from kd3a.domains import Part, Task
 from kd3a.errors import UserError
 from kd3a.leakage import Gradient, Recovery
 from kd3a.runs import peak_bytes
-from kd3a.settings import Hardware, KnownModel, Settings
+from kd3a.settings import Hardware, KnownModel, Scale, Settings
 from kd3a.trainer import pick_device
 
 RECOVERED = 20.0  # decibels: a root-mean-square error of a tenth of the pixels' range
@@ -100,7 +100,7 @@ class PrivacyStudy(Settings):
 
     study: str
     """Name of the study."""
-    scale: Literal["quick", "cpu", "paper"]
+    scale: Scale
     """quick: seconds an attack; cpu: what the book publishes; paper: the attacks' own budgets, for a GPU."""
     dataset: str
     """Name of the dataset."""

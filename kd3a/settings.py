@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import (
     AfterValidator,
@@ -20,6 +20,10 @@ from kd3a.errors import UserError, choose, listing
 from kd3a.poison import Poison
 
 S = TypeVar("S", bound="Settings")
+
+#: The sizes of a study.
+Scale = Literal["quick", "cpu", "paper"]
+SCALES = get_args(Scale)
 
 
 class Settings(BaseModel):

@@ -9,7 +9,7 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import pandas as pd
 import yaml
@@ -22,7 +22,7 @@ from kd3a.executors import Executor, ask
 from kd3a.probes import PrivacyStudy, Probe
 from kd3a.records import Record
 from kd3a.runs import Run, execute, forget, make_run
-from kd3a.settings import Hardware, Settings, Training
+from kd3a.settings import Hardware, Scale, Settings, Training
 from kd3a.shards import WHOLE, Shard, deal
 from kd3a.worker import call
 
@@ -58,7 +58,7 @@ class Study(Settings):
 
     study: str
     """Name of the study."""
-    scale: Literal["quick", "cpu", "paper"]
+    scale: Scale
     """quick: seconds a run; cpu: what the book publishes; paper: the paper's own settings, for a GPU."""
     dataset: str
     """Name of the dataset."""

@@ -138,6 +138,16 @@ def calls(path: Path) -> list[tuple[list[str], ast.Call]]:
     return [(declared, n) for n in nodes if getattr(n.func, "id", "") in ("Page", "PrivacyPage")]
 
 
+RECORDS = [
+    path for folder in ("benchmarks", "studies", "reference") for path in sorted((BOOK / folder).glob("*.ipynb"))
+]
+
+
+@pytest.mark.parametrize("path", [p for p in RECORDS if '"parameters"' in p.read_text()], ids=lambda p: p.stem)
+def test_every_page_with_parameters_checks_them(path):
+    assert calls(path) or f'(\\"book/{path.parent.name}/{path.name}\\", globals()' in path.read_text()
+
+
 @pytest.mark.parametrize("path", [p for p in sorted(BOOK.glob("*/*.ipynb")) if calls(p)], ids=lambda p: p.stem)
 def test_every_page_hands_over_what_is_checked(path):
     for declared, call in calls(path):
@@ -154,18 +164,21 @@ def papermill(notebook: Path, out: Path, *words: str) -> subprocess.CompletedPro
 
 
 @pytest.mark.parametrize(
-    "words, told",
+    "name, words, told",
     [
-        (["train", "false"], "UserError: Parameter train = 'false': write True or False."),
-        (["sclae", "quick"], "UserError: book/studies/gate.ipynb has no parameter 'sclae': choose one of scale,"),
+        ("gate", ["train", "false"], "UserError: Parameter train = 'false': write True or False."),
+        ("gate", ["sclae", "quick"], "UserError: book/studies/gate.ipynb has no parameter 'sclae': choose one of"),
+        ("claims", ["sclae", "quick"], "UserError: book/studies/claims.ipynb has no parameter 'sclae': choose one of"),
+        ("claims", ["scale", "huge"], "UserError: Unknown scale 'huge': choose one of quick, cpu, paper."),
+        ("claims", ["results", "nowhere"], "UserError: Parameter results: there is no folder"),
     ],
 )
-def test_papermill_ends_at_the_first_cell(words, told, tmp_path):
-    done = papermill(BOOK / "studies" / "gate.ipynb", tmp_path / "out.ipynb", "-p", *words)
+def test_papermill_ends_at_the_first_cell(name, words, told, tmp_path):
+    done = papermill(BOOK / "studies" / f"{name}.ipynb", tmp_path / "out.ipynb", "-p", *words)
     assert done.returncode and told in done.stderr
     cells = [c for c in nbformat.read(tmp_path / "out.ipynb", as_version=4).cells if c.cell_type == "code"]
     ran = [cell for cell in cells if any(output.output_type == "error" for output in cell.outputs)]
-    assert len(ran) == 1 and "Page(" in ran[0].source
+    assert len(ran) == 1 and ("Page(" in ran[0].source or "check_page(" in ran[0].source)
     assert all(cell.execution_count is None for cell in cells[cells.index(ran[0]) + 1 :])
 
 
