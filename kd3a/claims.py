@@ -168,8 +168,9 @@ def rounds(rows: Sequence[str]) -> list[Claim]:
         text = "FADA needs them: at r = 10 it is at least 2 points worse"
         asked.append(Claim(text, "FADA, r = 100", ("FADA, r = 10",), 0.02))
     if "Source-only" in rows:
-        asked.append(Claim(f"KD3A at {at(few)} beats Source-only", few, ("Source-only",)))
-        asked.append(Claim(f"Source-only beats FADA at {at(fada[0])}", "Source-only", (fada[0],)))
+        seldom = {row for row in (*own, *fada) if float(row.rpartition(" ")[2]) < 1}  # less than once an epoch
+        asked += [Claim(f"KD3A at {at(r)} beats Source-only", r, ("Source-only",)) for r in own if r in seldom]
+        asked += [Claim(f"Source-only beats FADA at {at(r)}", "Source-only", (r,)) for r in fada if r in seldom]
     return asked
 
 
@@ -230,6 +231,7 @@ CLAIMS: dict[str, Claims] = {
     "pacs": benchmark(centralised=(*CENTRALISED, "DAEL")),  # in DomainNet's place, whose table has DAEL
     "pacs-features": benchmark(centralised=(*CENTRALISED, "DAEL")),
     "domainnet": benchmark(centralised=(*CENTRALISED, "DAEL")),
+    "domainnet126": benchmark(centralised=(*CENTRALISED, "DAEL")),
     "ablation": ablation,
     "augmentation": augmentation,
     "gate": gate,
@@ -335,7 +337,7 @@ LEDGER = (
         "KD3A sends a hundredth of what FADA needs.", "section 5.3", *_study("rounds"), ("hundred times", "FADA needs")
     ),
     Entry(
-        "With a round every five epochs, FADA is worse than Source-only; KD3A is not.",
+        "With a round every two or five epochs, FADA is worse than Source-only; KD3A is not.",
         "section 5.3",
         *_study("rounds"),
         ("Source-only",),

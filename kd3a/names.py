@@ -26,7 +26,7 @@ PAGES = (
     "studies/sensitivity",
     "studies/paper-against-code",
 )
-ELSEWHERE = {"pacs": "benchmarks/domainnet", "pacs-features": "benchmarks/domainnet"}
+ELSEWHERE = dict.fromkeys(("pacs", "pacs-features", "domainnet126"), "benchmarks/domainnet")
 METHODS = {"kd3a": "KD3A", "fedavg": "FedAvg"}
 OWN = ("paper", "official", "as written")  # names of rows of KD3A that do not begin with it
 SITUATION = ("poison", "attack")  # what befalls a method is no setting of it

@@ -7,6 +7,7 @@ each piece is one method of :class:`Page`, so that a page differs from another b
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import pandas as pd
@@ -147,12 +148,16 @@ class Page:
         return cells
 
     def beside(self, paper: str) -> pd.DataFrame:
-        """Our accuracies beside those of table ``paper``, for every row that both have, in the paper's order."""
+        """Our accuracies beside those of table ``paper``, for every row that both have, in the paper's order.
+
+        A row that the paper has twice, as published and with a star as re-implemented, stands twice.
+        """
         printed, texts = paper_table(paper), {}
-        rows = [row for row in dict.fromkeys(row for row, _ in printed) if row in self.rows]
-        for s in summary(self.frame, rows, self.targets).itertuples():
-            there = printed.get((s.row, s.target), "–")
-            texts[s.row, s.target] = f"{100 * s.mean:.1f} / {there}" if s.n else "–"
+        rows = {row: row.rstrip("*") for row, _ in printed if row.rstrip("*") in self.rows}
+        cells = {(s.row, s.target): s for s in summary(self.frame, [*{*rows.values()}], self.targets).itertuples()}
+        for row, target in product(rows, (*self.targets, "mean")):
+            s = cells[rows[row], target]
+            texts[row, target] = f"{100 * s.mean:.1f} / {printed.get((row, target), '–')}" if s.n else "–"
         display(Markdown("Ours / the paper's, in percent."))
         return report.tabulated(texts)
 

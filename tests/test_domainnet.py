@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import nbformat
 import pandas as pd
 import pytest
+import tiny  # noqa: F401 (its network)
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 from test_studies import no_task, recorded, results_with, shown_by  # noqa: F401 (a fixture)
 
 from kd3a import claims, gpu, paper, plots
 from kd3a.data.images import DOMAINNET
 from kd3a.methods import METHODS
+from kd3a.page import Page
 from kd3a.records import ROOT
 from kd3a.settings import Training
 from kd3a.study import shipped
@@ -82,10 +88,10 @@ def test_the_papers_table_is_shown_as_printed():
     assert table.loc["Oracle", "clipart"] == " ± ".join(cells.loc[("Oracle", "clipart"), ["mean", "std"]])
 
 
-@pytest.mark.parametrize("study", ["pacs", "pacs-features", "domainnet"])
+@pytest.mark.parametrize("study", ["pacs", "pacs-features", "domainnet", "domainnet126"])
 def test_the_page_needs_neither_data_nor_records(study, tmp_path, monkeypatch, no_task, capsys):  # noqa: F811
     monkeypatch.setenv("KD3A_FIGURES", str(tmp_path))
-    scale = "paper" if study == "domainnet" else "cpu"
+    scale = "paper" if study.startswith("domainnet") else "cpu"
     shown = shown_by("../benchmarks/domainnet", study=study, scale=scale, results=str(tmp_path))
     assert shown[-1].data.startswith("**Open**") and "GPU-hours" in shown[2].data
     assert [item.path.name for item in shown if isinstance(item, plots.Picture)] == ["domainnet-accuracy.svg"]
@@ -96,6 +102,22 @@ def test_the_page_judges_what_is_recorded(tmp_path, monkeypatch, no_task, capsys
     study = shipped("pacs", "cpu")
     results_with(study, tmp_path, recorded(study))
     assert shown_by("../benchmarks/domainnet", results=str(tmp_path))[-1].data.startswith("**Reproduced**")
+
+
+def test_any_part_of_domainnet_may_lie_in_the_folder(tmp_path, monkeypatch, own_cache, capsys):
+    """The page with a params file of one's own, three domains and two classes; the network is smaller."""
+    images, values = tmp_path / "images", yaml.safe_load((ROOT / "params" / "domainnet" / "paper.yaml").read_text())
+    for domain, label, number in product(("clipart", "real", "sketch"), ("ant", "bat"), range(8)):
+        (images / domain / label).mkdir(parents=True, exist_ok=True)
+        colour = (20 * number, 200 * (label == "ant"), 90)
+        Image.new("RGB", (40, 30), colour).save(images / domain / label / f"{number}.png")
+    monkeypatch.setenv("KD3A_DATA", str(images))
+    training = values["training"] | {"model": "small", "epochs": 1, "epoch_samples": 20, "batch_size": 10}
+    values |= {"scale": "quick", "dataset": "folder", "seeds": [0], "training": training}
+    values["methods"] = [row for row in values["methods"] if row["label"] in ("Source-only", "FedAvg", "KD3A")]
+    own = Page("benchmarks/domainnet", "domainnet", "quick", str(tmp_path / "out"), train=True, names=values)
+    assert own.targets == ["clipart", "real", "sketch"] and own.gaps() is None
+    assert own.compare(claims.of("domainnet", own.rows))["outcome"].ne("open").all()
 
 
 def test_the_ledger_links_the_page_and_gives_no_verdict():
