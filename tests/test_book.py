@@ -15,6 +15,7 @@ import seaborn
 import torch
 
 from kd3a import judging, page, plots, plots_studies, records, report
+from kd3a.claims import elsewhere
 from kd3a.consensus import knowledge_vote, supporters
 from kd3a.records import ROOT
 
@@ -45,7 +46,16 @@ def test_every_figure_of_a_page_is_saved_by_a_notebook_and_described():
         name
         for path in NOTEBOOKS
         for cell in code_cells(path)
-        for name in re.findall(r'(?:plots\.save\(.*?,\s+|(?:page|other)\.\w+\(\s*)"([\w-]+)"', cell.source, re.DOTALL)
+        for name in re.findall(
+            r'(?:plots\.save\(.*?,\s+|(?:page|other)\.\w+\(\s*|\w+\(page, )"([\w-]+)"', cell.source, re.DOTALL
+        )
+    }
+    saved |= {  # of each page on other data, by the name of its study
+        f"{name}-{end}"
+        for path in NOTEBOOKS
+        for cell in code_cells(path)
+        for end in re.findall(r'f"{other\.study\.study}-([\w-]+)"', cell.source)
+        for name in elsewhere(path.stem, "cpu").values()
     }
     for path in PAGES:
         text = path.read_text() if path.suffix == ".md" else "\n".join(c.source for c in nbformat.read(path, 4).cells)
