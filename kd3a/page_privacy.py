@@ -90,7 +90,7 @@ class PrivacyPage(Page):
         """The first observation of every cell: private images and guesses, saved as ``name``."""
         rows: dict[str, dict] = {}
         for network in self.study.networks:
-            for line in ("private", "inversion", "dlg"):
+            for line in ("private", "inversion", "dlg", "idlg"):
                 title = f"{network}\n{NAMES.get(line, line).replace(' ', chr(10))}"
                 rows[title] = {}
                 for cell, record in self.runs:
