@@ -17,7 +17,7 @@ from pydantic import AfterValidator, Field
 
 from kd3a import data, records
 from kd3a.domains import Task
-from kd3a.errors import Busy, Diverged, Lost, UserError, choose
+from kd3a.errors import Busy, Diverged, Lost, UserError, choose, listing
 from kd3a.executors import Executor, ask
 from kd3a.probes import PrivacyStudy, Probe
 from kd3a.records import Record
@@ -117,7 +117,9 @@ def load_study(path: Path, folder: Path | None = None) -> Study | PrivacyStudy:
     try:
         values = yaml.safe_load(Path(path).read_text())
     except OSError:
-        raise UserError(f"There is no params file {path}; the shipped ones are params/<study>/<scale>.yaml.") from None
+        near = listing(sorted(file.name for file in Path(path).parent.glob("*.yaml")))
+        there = f"its folder has {near}" if near else "the shipped ones are params/<study>/<scale>.yaml"
+        raise UserError(f"There is no params file {path}; {there}.") from None
     except UnicodeDecodeError:
         raise UserError(f"{path} is not a text file; params files are YAML in UTF-8.") from None
     except yaml.YAMLError as error:

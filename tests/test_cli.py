@@ -418,3 +418,5 @@ def test_the_study_of_chapter_8_runs_on_a_folder_of_ones_own(tmp_path, capsys, o
 def test_user_errors_are_sentences():
     with pytest.raises(UserError, match=r"^There is no params file .*\.$"):
         load_study(Path("nowhere.yaml"))
+    with pytest.raises(UserError, match=r"cpu\.yaml; its folder has paper\.yaml\.$"):
+        load_study(ROOT / "params" / "domainnet" / "cpu.yaml")
