@@ -82,7 +82,7 @@ def reconstruction_grid(rows: Mapping[str, Mapping[str, tuple[Tensor, str]]], co
             ax.set(xticks=[], yticks=[])
             if column in cells:
                 image, caption = cells[column]
-                ax.imshow(image.permute(1, 2, 0).numpy(), interpolation="nearest", vmin=0, vmax=1)
+                ax.imshow(image.permute(1, 2, 0).numpy(), interpolation="none", vmin=0, vmax=1)
                 ax.set_xlabel(caption, fontsize=7.5, labelpad=1.5)
         line[0].set_ylabel(title, rotation=0, ha="right", va="center", fontsize=8.5)
     for ax, column in zip(axes[0], columns, strict=True):

@@ -178,7 +178,7 @@ def test_papermill_ends_at_the_first_cell(name, words, told, tmp_path):
     assert done.returncode and told in done.stderr
     cells = [c for c in nbformat.read(tmp_path / "out.ipynb", as_version=4).cells if c.cell_type == "code"]
     ran = [cell for cell in cells if any(output.output_type == "error" for output in cell.outputs)]
-    assert len(ran) == 1 and ("Page(" in ran[0].source or "check_page(" in ran[0].source)
+    assert len(ran) == 1 and ("check_page(" if name == "claims" else "Page(") in ran[0].source
     assert all(cell.execution_count is None for cell in cells[cells.index(ran[0]) + 1 :])
 
 

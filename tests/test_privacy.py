@@ -297,7 +297,8 @@ def test_the_ledger_finds_its_statements_at_every_scale(scale, small):
 def test_what_leaks_and_what_does_not_is_judged_against_the_control(tmp_path):
     cpu = shipped("privacy", "cpu")
     asked = claims.of("privacy", [cell.title for cell in cpu.methods])
-    good = {(attack, seen): 30.0 for attack in ("dlg", "idlg", "inversion") for seen in ("1 × 1", "1 × 50")}
+    good = {(attack, "1 × 1"): 30.0 for attack in ("dlg", "inversion")}
+    good |= {(attack, "1 × 50"): 30.0 for attack in ("dlg", "idlg", "inversion")}
 
     def outcome(psnr, **others) -> list[bool | None]:
         results = results_with(cpu, tmp_path, recorded(cpu, psnr, **others))
